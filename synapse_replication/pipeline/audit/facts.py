@@ -14,19 +14,8 @@ import attrs
 from synapse_replication.pipeline.audit.findings import AuditFinding, Kind, to_json
 from synapse_replication.pipeline.settings import PipelineSettings
 from synapse_replication.pipeline.source.connections import PLAN_TIMEOUT, reading
-from synapse_replication.storage import queries
-from synapse_replication.storage.consistency import (
-    Problem,
-    ProblemKind,
-    StreamState,
-    examine,
-)
-from synapse_replication.storage.id_streams import IdStream, exists, id_stream_of
-from synapse_replication.streams.standard.registry import (
-    STANDARD_STREAMS,
-    StandardStream,
-)
-from synapse_replication.streams.table import TableStream
+from synapse_replication.pipeline.states import Stream, read_states, streams_of
+from synapse_replication.storage.consistency import Problem, ProblemKind, StreamState
 
 _KINDS: Final[Mapping[ProblemKind, Kind]] = MappingProxyType(
     {
@@ -92,31 +81,19 @@ def read_facts(settings: PipelineSettings) -> AuditFacts:
 
     :raises PipelineError: if the database cannot be read.
     """
-    streams: list[StandardStream | TableStream] = [
-        *STANDARD_STREAMS.values(),
-        *settings.declared,
-    ]
     with reading(settings.conninfo, PLAN_TIMEOUT, walk_indexes=False) as txn:
-        stored = _stored_writers(txn)
-        id_streams = {
-            stream.name: _id_stream(stream, settings, stored)
-            for stream in streams
-            if stream.sequence is not None
-        }
-        report = examine(txn, id_streams)
+        report = read_states(txn, settings)
     states = {
         state.name: state
         for state in report.streams
         if state.sequence_value is not None
     }
-    found = {s.name: _audited(s, states.get(s.name)) for s in streams}
+    found = {s.name: _audited(s, states.get(s.name)) for s in streams_of(settings)}
     problems = [_finding(p, states.get(p.stream_name or "")) for p in report.problems]
     return AuditFacts(found, problems)
 
 
-def _audited(
-    stream: StandardStream | TableStream, state: StreamState | None
-) -> AuditedStream:
+def _audited(stream: Stream, state: StreamState | None) -> AuditedStream:
     audited = AuditedStream(
         stream=stream.name,
         persisted=state is not None,
@@ -139,26 +116,6 @@ def _reach(state: StreamState) -> int:
     sign = -1 if state.stream.negative else 1
     stored = (sign * (writer.stored or 0) for writer in state.writers)
     return max(state.sequence_value or 0, *stored, 0)
-
-
-def _stored_writers(txn: Any) -> dict[str, list[str]]:
-    writers: dict[str, list[str]] = {}
-    if exists(txn, "stream_positions"):
-        txn.execute(queries.ALL_POSITIONS)
-        for stream, writer, _ in sorted(txn.fetchall()):
-            writers.setdefault(stream, []).append(writer)
-    return writers
-
-
-def _id_stream(
-    stream: StandardStream | TableStream,
-    settings: PipelineSettings,
-    stored: Mapping[str, Sequence[str]],
-) -> IdStream:
-    name = stream.positions_name or stream.name
-    # Without declared writers, every instance with a position is a writer.
-    writers = settings.writers.get(stream.name) or stored.get(name, ())
-    return id_stream_of(stream, () if stream.positions_name is None else writers)
 
 
 def _finding(problem: Problem, state: StreamState | None) -> AuditFinding:

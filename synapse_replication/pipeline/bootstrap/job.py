@@ -7,6 +7,7 @@ with one query for each: the server divides a large table among its parallel wor
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -16,20 +17,17 @@ from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.bootstrap.plan import (
     Change,
     Found,
-    StreamHistory,
-    check_histories,
+    check_sequences,
     plan_positions,
+    stored_positions,
 )
 from synapse_replication.pipeline.settings import PipelineSettings
 from synapse_replication.pipeline.source.connections import connect, explained
+from synapse_replication.pipeline.states import read_states, streams_of
 from synapse_replication.storage import queries
-from synapse_replication.storage.id_streams import exists, read_sequence
+from synapse_replication.storage.consistency import ConsistencyReport, StreamState
 from synapse_replication.storage.schema.deltas import DELTAS
-from synapse_replication.streams.standard.registry import (
-    STANDARD_STREAMS,
-    StandardStream,
-)
-from synapse_replication.streams.table import IdColumn, TableStream
+from synapse_replication.streams.table import IdColumn
 
 _WRITING = """
     SELECT DISTINCT c.relname, coalesce('process ' || l.pid, 'prepared')
@@ -53,7 +51,7 @@ class Bootstrap:
         with a column for the writer, the greatest token of these rows.
     """
 
-    histories: Sequence[StreamHistory]
+    states: Sequence[StreamState]
     changes: Sequence[Change]
     without_writer: Mapping[str, int]
 
@@ -70,24 +68,26 @@ def read_bootstrap(settings: PipelineSettings) -> Bootstrap:
         # Each query has a new snapshot, so that active writers are detected.
         connection.autocommit = True
         with connection.cursor() as cursor:
-            before = read_histories(cursor, settings)
-            if not before:
+            before = read_report(cursor, settings)
+            if not before.streams:
                 raise PipelineError(
                     "the database has no table of a homeserver's stream; is it the "
                     "homeserver's database?"
                 )
-            check_no_writers(cursor, before, before)
-            found = list(read_farthest(cursor, before))
-            now = read_histories(cursor, settings)
-            check_no_writers(cursor, before, now)
-    histories = [history.with_found(found) for history in now]
-    check_histories(histories)
-    columns = {(h.name, c.table): c.writer_column for h in now for c in h.tables}
+            check_no_writers(cursor, before.streams, before.streams)
+            found = list(read_farthest(cursor, before.streams))
+            now = read_report(cursor, settings)
+            check_no_writers(cursor, before.streams, now.streams)
+    check_sequences(now, found)
+    columns = {
+        (s.name, c.table): c.writer_column for s in now.streams for c in s.stream.tables
+    }
     without_writer: dict[str, int] = {}
     for stream, table, writer, token in found:
         if writer is None and columns[stream, table] is not None:
             without_writer[stream] = max(token, without_writer.get(stream, 0))
-    return Bootstrap(histories, plan_positions(histories), without_writer)
+    changes = plan_positions(now.streams, found, settings.writers)
+    return Bootstrap(now.streams, changes, without_writer)
 
 
 def write_bootstrap(settings: PipelineSettings, found: Bootstrap) -> None:
@@ -102,7 +102,7 @@ def write_bootstrap(settings: PipelineSettings, found: Bootstrap) -> None:
         connection,
         connection.cursor() as cursor,
     ):
-        write_positions(cursor, settings, found.histories, found.changes)
+        write_positions(cursor, settings, found.states, found.changes)
 
 
 @contextlib.contextmanager
@@ -116,82 +116,55 @@ def connected(conninfo: Mapping[str, Any], *, readonly: bool) -> Iterator[Any]:
         yield connection
 
 
-def read_histories(cursor: Any, settings: PipelineSettings) -> list[StreamHistory]:
+def read_report(cursor: Any, settings: PipelineSettings) -> ConsistencyReport:
     """Return the state of each stream that can have rows in ``stream_positions``.
 
     A stream is omitted if its sequence or all its tables are missing. A stream without
-    rows in ``stream_positions`` is included. The results lack the greatest tokens,
-    which :func:`read_farthest` reads.
+    rows in ``stream_positions`` is included.
 
     :raises PipelineError: if ``stream_positions`` has two rows for a writer of a
         stream.
     """
-    stored: dict[str, dict[str, int]] = {}
-    if exists(cursor, "stream_positions"):
-        cursor.execute(queries.ALL_POSITIONS)
-        for name, writer, stream_id in cursor.fetchall():
-            if writer in stored.setdefault(name, {}):
+    report = read_states(cursor, settings)
+    # A stream that all instances write has no positions.
+    with_positions = {each.name for each in streams_of(settings) if each.positions_name}
+    states = [
+        state
+        for state in report.streams
+        if state.name in with_positions and state.farthest
+    ]
+    for state in states:
+        for writer, rows in Counter(w.instance_name for w in state.writers).items():
+            if rows > 1:
                 raise PipelineError(
-                    f"stream_positions has two rows for {writer} of {name}; run "
+                    f"stream_positions has two rows for {writer} of {state.name}; run "
                     "'synapse-replication positions repair' first"
                 )
-            stored[name][writer] = stream_id
-    histories = []
-    streams: list[StandardStream | TableStream] = [
-        *STANDARD_STREAMS.values(),
-        *settings.declared,
-    ]
-    for stream in streams:
-        name = stream.positions_name
-        if name is None or stream.sequence is None:
-            # A stream held in memory, or one that all instances write, has no
-            # positions.
-            continue
-        tables = tuple(
-            column
-            for column in stream.id_columns
-            if exists(cursor, queries.identifier(column.table))
-        )
-        if not tables or not exists(cursor, queries.identifier(stream.sequence)):
-            continue
-        histories.append(
-            StreamHistory(
-                name=stream.name,
-                positions_name=name,
-                sequence=stream.sequence,
-                tables=tables,
-                negative=stream.negative,
-                writers=settings.writers.get(stream.name),
-                sequence_value=read_sequence(cursor, stream.sequence),
-                stored=stored.get(name, {}),
-                farthest={},
-            )
-        )
-    return histories
+    return attrs.evolve(report, streams=states)
 
 
 def check_no_writers(
-    cursor: Any, before: Sequence[StreamHistory], now: Sequence[StreamHistory]
+    cursor: Any, before: Sequence[StreamState], now: Sequence[StreamState]
 ) -> None:
     """Check that no writer is active. A running but idle writer is not detected.
 
-    :param before: the histories as read at the beginning.
-    :param now: the same histories, read again.
+    :param before: the states as read at the beginning.
+    :param now: the same states, read again.
     :raises PipelineError: if a writer is active. The message lists the evidence.
     """
     signs = []
     for old, new in zip(before, now, strict=True):
         if old.sequence_value != new.sequence_value:
             signs.append(
-                f"sequence {new.sequence} changed from {old.sequence_value} to "
+                f"sequence {new.stream.sequence} changed from {old.sequence_value} to "
                 f"{new.sequence_value}"
             )
-        elif old.stored != new.stored:
+        elif stored_positions(old) != stored_positions(new):
             signs.append(f"positions of {new.name} changed")
-    tables = {column.table for history in now for column in history.tables}
+    tables = {table for state in now for table in state.farthest}
     # A transaction that allocated an id but has not written its row yet holds a lock
     # on the sequence.
-    sequences = {history.sequence for history in now}
+    sequences = {state.stream.sequence for state in now}
     names = map(queries.identifier, {*tables, *sequences, "stream_positions"})
     cursor.execute(_WRITING, {"relations": list(names)})
     signs += [
@@ -205,23 +178,24 @@ def check_no_writers(
         )
 
 
-def read_farthest(cursor: Any, histories: Iterable[StreamHistory]) -> Iterator[Found]:
+def read_farthest(cursor: Any, states: Iterable[StreamState]) -> Iterator[Found]:
     """Read the greatest token of each writer in each table."""
-    for history in histories:
-        for column in history.tables:
-            cursor.execute(_farthest_sql(column, negative=history.negative))
-            for writer, token in cursor.fetchall():
-                if token is not None:
-                    yield history.name, column.table, writer, token
+    for state in states:
+        for column in state.stream.tables:
+            if column.table in state.farthest:
+                cursor.execute(_farthest_sql(column, negative=state.stream.negative))
+                for writer, token in cursor.fetchall():
+                    if token is not None:
+                        yield state.name, column.table, writer, token
 
 
 def write_positions(
     cursor: Any,
     settings: PipelineSettings,
-    before: Sequence[StreamHistory],
+    before: Sequence[StreamState],
     changes: Sequence[Change],
 ) -> None:
-    """Write positions, if none has changed since the histories were read.
+    """Write positions, if none has changed since the states were read.
 
     The caller commits the transaction.
 
@@ -231,23 +205,24 @@ def write_positions(
     cursor.execute(queries.LOCK_POSITIONS)
     cursor.execute(DELTAS[0])
     cursor.execute(_LOCK_TABLE)
-    check_no_writers(cursor, before, read_histories(cursor, settings))
-    for history in before:
-        for change in changes:
-            if change.stream == history.name and change.is_written:
-                cursor.execute(
-                    queries.upsert_position(history.negative),
-                    {
-                        "stream_name": change.positions_name,
-                        "instance_name": change.instance_name,
-                        "stream_id": change.new,
-                    },
-                )
-                if cursor.rowcount != 1:
-                    raise PipelineError(
-                        f"the position of {change.instance_name} in {change.stream} "
-                        "has advanced since it was read; nothing was written"
-                    )
+    check_no_writers(cursor, before, read_report(cursor, settings).streams)
+    negative = {state.name: state.stream.negative for state in before}
+    for change in changes:
+        if not change.is_written:
+            continue
+        cursor.execute(
+            queries.upsert_position(negative[change.stream]),
+            {
+                "stream_name": change.positions_name,
+                "instance_name": change.instance_name,
+                "stream_id": change.new,
+            },
+        )
+        if cursor.rowcount != 1:
+            raise PipelineError(
+                f"the position of {change.instance_name} in {change.stream} has "
+                "advanced since it was read; nothing was written"
+            )
 
 
 def _farthest_sql(column: IdColumn, *, negative: bool) -> str:

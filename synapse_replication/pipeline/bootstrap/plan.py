@@ -13,62 +13,19 @@ I/O.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import attrs
 
 from synapse_replication.errors import PipelineError
-from synapse_replication.streams.table import IdColumn
+from synapse_replication.storage.consistency import (
+    ConsistencyReport,
+    ProblemKind,
+    StreamState,
+)
 
 #: A stream, a table, a writer (``None`` for rows without one), and the greatest token.
 Found = tuple[str, str, str | None, int]
-
-
-@attrs.frozen(kw_only=True)
-class StreamHistory:
-    """The state of one stream in the database.
-
-    The ids in ``stored`` have the sign of the table. All other ids are tokens, which
-    are positive.
-
-    :ivar name: the name on the wire.
-    :ivar positions_name: the name in ``stream_positions``.
-    :ivar sequence: the sequence that allocates the ids.
-    :ivar tables: the id columns of the existing tables.
-    :ivar negative: whether ids are negative in tables and in ``stream_positions``.
-    :ivar writers: the declared writers; ``None`` if they are unknown.
-    :ivar sequence_value: the last allocated id.
-    :ivar stored: the stored position of each writer.
-    :ivar farthest: the greatest token of each table that has rows.
-    :ivar found: the greatest token of each writer that has rows.
-    """
-
-    name: str
-    positions_name: str
-    sequence: str
-    tables: tuple[IdColumn, ...]
-    negative: bool
-    writers: tuple[str, ...] | None
-    sequence_value: int
-    stored: Mapping[str, int]
-    farthest: Mapping[str, int]
-    found: Mapping[str, int] = attrs.Factory(dict)
-
-    @property
-    def sign(self) -> int:
-        """The factor that converts between a token and its stored value."""
-        return -1 if self.negative else 1
-
-    def with_found(self, found: Iterable[Found]) -> StreamHistory:
-        """Return a copy with the tokens that were found in tables of this stream."""
-        farthest: dict[str, int] = {}
-        by_writer: dict[str, int] = {}
-        for stream, table, writer, token in found:
-            if stream == self.name:
-                farthest[table] = max(token, farthest.get(table, 0))
-                if writer is not None:
-                    by_writer[writer] = max(token, by_writer.get(writer, 0))
-        return attrs.evolve(self, farthest=farthest, found=by_writer)
 
 
 class PlannedChange(enum.Enum):
@@ -102,65 +59,85 @@ class Change:
         return self.treatment in (PlannedChange.NEW, PlannedChange.FORWARD)
 
 
-def check_histories(histories: Iterable[StreamHistory]) -> None:
+def check_sequences(report: ConsistencyReport, found: Iterable[Found]) -> None:
     """Verify that no sequence is behind its tables or a stored position.
 
+    :param found: the greatest token of each writer in each table.
     :raises PipelineError: if a sequence is behind. The message names the sequence and
         both values.
     """
+    states = {state.name: state for state in report.streams}
     behind = []
-    for history in histories:
-        last = history.sequence_value
-        behind += [
-            f"sequence {history.sequence} of {history.name} is at {last}, but table "
-            f"{table} has the id {history.sign * token}"
-            for table, token in history.farthest.items()
-            if token > last
-        ]
-        # A stream without rows has the position 1, although no id was allocated.
-        behind += [
-            f"sequence {history.sequence} of {history.name} is at {last}, but the "
-            f"stored position of {writer} is {stored}"
-            for writer, stored in history.stored.items()
-            if history.sign * stored > max(last, 1)
-        ]
+    for name, table, _, token in found:
+        stream, last = states[name].stream, states[name].sequence_value or 0
+        if token > last:
+            behind.append(
+                f"sequence {stream.sequence} of {name} is at {last}, but table {table} "
+                f"has the id {stream.sign * token}: ids would be allocated twice"
+            )
+    behind += [
+        f"{problem.stream_name}: {problem.text}"
+        for problem in report.problems
+        if problem.kind is ProblemKind.POSITION_AHEAD
+    ]
     if behind:
         raise PipelineError(
-            "; ".join(behind) + ": ids would be allocated twice. Stop all writers, and "
-            "run 'synapse-replication positions repair' first"
+            "; ".join(behind) + ". Stop all writers, and run 'synapse-replication "
+            "positions repair' first"
         )
 
 
-def plan_positions(histories: Iterable[StreamHistory]) -> list[Change]:
+def stored_positions(state: StreamState) -> dict[str, int]:
+    """Return the stored position of each writer, with the sign of the table."""
+    return {w.instance_name: w.stored for w in state.writers if w.stored is not None}
+
+
+def plan_positions(
+    states: Iterable[StreamState],
+    found: Collection[Found],
+    declared: Mapping[str, Sequence[str]],
+) -> list[Change]:
     """Return the planned position of each writer, in the order of the streams.
 
     A declared writer without a stored position is omitted if its stream has no rows.
+
+    :param found: the greatest token of each writer in each table.
+    :param declared: the declared writers of each stream; empty if they are unknown.
     """
-    return [change for history in histories for change in _plan(history)]
-
-
-def _plan(history: StreamHistory) -> Sequence[Change]:
-    greatest = max(history.farthest.values(), default=0)
-    if history.writers is None:
-        declared = {*history.found, *history.stored}
-    else:
-        declared = set(history.writers)
     changes = []
-    for writer in sorted({*declared, *history.found, *history.stored}):
-        old = history.stored.get(writer)
-        new, treatment = old, PlannedChange.KEPT
-        if writer not in declared:
-            treatment = PlannedChange.UNDECLARED
-        elif greatest:
-            token = history.sign * history.found.get(writer, greatest)
-            if old is None:
-                new, treatment = token, PlannedChange.NEW
-            elif token * history.sign > old * history.sign:
-                new, treatment = token, PlannedChange.FORWARD
-        elif old is None:
-            # A stream without rows: its writers store their positions themselves.
-            continue
-        changes.append(
-            Change(history.name, history.positions_name, writer, old, new, treatment)
-        )
+    for state in states:
+        stored = stored_positions(state)
+        rows: dict[str | None, int] = {}
+        for name, _, writer, token in found:
+            if name == state.name:
+                rows[writer] = max(token, rows.get(writer, 0))
+        known = {*stored, *(writer for writer in rows if writer is not None)}
+        writers = set(declared.get(state.name) or known)
+        for writer in sorted(known | writers):
+            change = _plan(state, writer, stored.get(writer), rows)
+            if writer not in writers:
+                change = attrs.evolve(
+                    change, new=change.old, treatment=PlannedChange.UNDECLARED
+                )
+            if change.new is not None or writer not in writers:
+                changes.append(change)
     return changes
+
+
+def _plan(
+    state: StreamState, writer: str, old: int | None, rows: Mapping[str | None, int]
+) -> Change:
+    """Return the planned position; without a new value if the stream has no rows.
+
+    :param rows: the greatest token of each writer that has rows.
+    """
+    new, treatment = old, PlannedChange.KEPT
+    if rows:
+        sign = state.stream.sign
+        token = sign * rows.get(writer, max(rows.values()))
+        if old is None:
+            new, treatment = token, PlannedChange.NEW
+        elif token * sign > old * sign:
+            new, treatment = token, PlannedChange.FORWARD
+    name = state.stream.stream_name
+    return Change(state.name, name, writer, old, new, treatment)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import attrs
 from twisted.trial.unittest import SynchronousTestCase
@@ -10,37 +11,64 @@ from twisted.trial.unittest import SynchronousTestCase
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.bootstrap.plan import (
     Change,
+    Found,
     PlannedChange,
-    StreamHistory,
-    check_histories,
+    check_sequences,
     plan_positions,
 )
+from synapse_replication.storage.consistency import (
+    ConsistencyReport,
+    Problem,
+    ProblemKind,
+    StreamState,
+    WriterState,
+)
+from synapse_replication.storage.id_streams import IdStream
 from synapse_replication.streams.table import IdColumn
 
-HISTORY = StreamHistory(
+STATE = StreamState(
     name="foo",
-    positions_name="foo_stream",
-    sequence="foo_seq",
-    tables=(IdColumn("foo", "stream_id", "instance_name"),),
-    negative=False,
-    writers=("first", "second"),
+    stream=IdStream(
+        stream_name="foo_stream",
+        sequence="foo_seq",
+        tables=[IdColumn("foo", "stream_id", "instance_name")],
+        writers=["first", "second"],
+    ),
     sequence_value=9,
-    stored={},
     farthest={"foo": 8},
-    found={"first": 8},
+    writers=(),
 )
+
+
+def state(
+    stored: Mapping[str, int] = MappingProxyType({}), *, negative: bool = False
+) -> StreamState:
+    """Return the state of the stream with these stored positions."""
+    stream = attrs.evolve(STATE.stream, negative=negative)
+    writers = [WriterState(name, True, id_, 0) for name, id_ in stored.items()]
+    return attrs.evolve(STATE, stream=stream, writers=writers)
+
+
+def rows(**found: int) -> list[Found]:
+    """Return the greatest tokens of writers in the stream's table."""
+    return [("foo", "foo", writer, token) for writer, token in found.items()]
 
 
 class PlanTests(SynchronousTestCase):
     """Tests for the plan, without a database."""
 
-    def plan(self, **changes: Any) -> list[tuple[str, int | None, PlannedChange]]:
-        plan = plan_positions([attrs.evolve(HISTORY, **changes)])
+    def plan(
+        self,
+        found: list[Found],
+        declared: Sequence[str] = ("first", "second"),
+        **stored: int,
+    ) -> list[tuple[str, int | None, PlannedChange]]:
+        plan = plan_positions([state(stored)], found, {"foo": tuple(declared)})
         return [(change.instance_name, change.new, change.treatment) for change in plan]
 
     def test_empty_stream(self) -> None:
         """A stream without rows gets no positions."""
-        self.assertEqual(self.plan(farthest={}, found={}), [])
+        self.assertEqual(self.plan([]), [])
 
     def test_undeclared(self) -> None:
         """
@@ -48,7 +76,7 @@ class PlanTests(SynchronousTestCase):
         is unchanged.
         """
         self.assertEqual(
-            self.plan(found={"first": 8, "old": 5}, stored={"older": 3}),
+            self.plan(rows(first=8, old=5), older=3),
             [
                 ("first", 8, PlannedChange.NEW),
                 ("old", None, PlannedChange.UNDECLARED),
@@ -62,18 +90,18 @@ class PlanTests(SynchronousTestCase):
         The position of a writer is its last row, or the greatest id if it has no rows.
         """
         self.assertEqual(
-            self.plan(found={"first": 5}),
+            self.plan([*rows(first=5), ("foo", "more", None, 8)]),
             [("first", 5, PlannedChange.NEW), ("second", 8, PlannedChange.NEW)],
         )
 
     def test_never_rewinds(self) -> None:
         """A stored position at or beyond the last row is unchanged."""
         self.assertEqual(
-            self.plan(stored={"first": 8, "second": 9}),
+            self.plan(rows(first=8), first=8, second=9),
             [("first", 8, PlannedChange.KEPT), ("second", 9, PlannedChange.KEPT)],
         )
         self.assertEqual(
-            self.plan(stored={"first": 7, "second": 8}),
+            self.plan(rows(first=8), first=7, second=8),
             [("first", 8, PlannedChange.FORWARD), ("second", 8, PlannedChange.KEPT)],
         )
 
@@ -82,51 +110,48 @@ class PlanTests(SynchronousTestCase):
         Without a configuration, each instance with rows or a position is a writer.
         """
         self.assertEqual(
-            self.plan(writers=None, stored={"third": 3}),
+            self.plan(rows(first=8), declared=(), third=3),
             [("first", 8, PlannedChange.NEW), ("third", 8, PlannedChange.FORWARD)],
         )
 
     def test_found(self) -> None:
-        """Results from several parts of tables are combined in any order."""
-        history = HISTORY.with_found(
-            [
-                ("foo", "foo", "first", 6),
-                ("foo", "foo", "second", 4),
-                ("foo", "foo", "first", 3),
-                ("foo", "more", None, 7),
-                ("bar", "bar", "first", 90),
-            ]
+        """The rows of several tables are combined in any order."""
+        found: list[Found] = [
+            *rows(first=6, second=4),
+            ("foo", "more", "first", 3),
+            ("foo", "more", None, 7),
+            ("bar", "bar", "first", 90),
+        ]
+        self.assertEqual(
+            [(name, new) for name, new, _ in self.plan(found, ("first", "third"))],
+            [("first", 6), ("second", None), ("third", 7)],
         )
-        self.assertEqual(history.farthest, {"foo": 6, "more": 7})
-        self.assertEqual(history.found, {"first": 6, "second": 4})
 
     def test_sequence_behind(self) -> None:
         """A sequence may be at the last row, but not behind it."""
-        check_histories([attrs.evolve(HISTORY, sequence_value=8)])
+        report = ConsistencyReport([state(negative=True)], [])
+        check_sequences(report, rows(first=9))
         error = self.assertRaises(
-            PipelineError,
-            check_histories,
-            [attrs.evolve(HISTORY, sequence_value=7, negative=True)],
+            PipelineError, check_sequences, report, rows(first=10)
         )
-        self.assertIn("foo is at 7, but table foo has the id -8", str(error))
+        self.assertIn("foo is at 9, but table foo has the id -10", str(error))
 
     def test_wrong_sign(self) -> None:
         """The initial position 1 of a stream with negative ids is replaced."""
-        (change, _) = plan_positions(
-            [attrs.evolve(HISTORY, negative=True, stored={"first": 1})]
-        )
+        stored = state({"first": 1}, negative=True)
+        (change,) = plan_positions([stored], rows(first=8), {})
         self.assertEqual(
             change, Change("foo", "foo_stream", "first", 1, -8, PlannedChange.FORWARD)
         )
 
     def test_position_beyond_sequence(self) -> None:
-        """A position beyond the sequence is an error, except the initial one."""
-        no_rows = attrs.evolve(HISTORY, sequence_value=0, farthest={})
-        check_histories([attrs.evolve(no_rows, stored={"first": 1})])
-        check_histories([attrs.evolve(HISTORY, stored={"first": 9})])
+        """A position beyond the sequence is an error; other problems are not."""
+        problems = [
+            Problem(kind, "foo", f"is {kind.name}", ())
+            for kind in (ProblemKind.UNKNOWN_WRITER, ProblemKind.POSITION_AHEAD)
+        ]
+        check_sequences(ConsistencyReport([state()], problems[:1]), [])
         error = self.assertRaises(
-            PipelineError,
-            check_histories,
-            [attrs.evolve(HISTORY, stored={"first": 10})],
+            PipelineError, check_sequences, ConsistencyReport([state()], problems), []
         )
-        self.assertIn("foo is at 9, but the stored position of first is 10", str(error))
+        self.assertIn("foo: is POSITION_AHEAD. Stop all writers", str(error))

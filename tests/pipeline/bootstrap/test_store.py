@@ -5,6 +5,8 @@ The whole bootstrap is tested in ``test_job``.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import attrs
 import psycopg2
 from twisted.trial.unittest import SynchronousTestCase
@@ -14,15 +16,16 @@ from synapse_replication.pipeline.bootstrap.job import (
     check_no_writers,
     connected,
     read_farthest,
-    read_histories,
+    read_report,
     write_positions,
 )
 from synapse_replication.pipeline.bootstrap.plan import (
     Change,
     PlannedChange,
-    StreamHistory,
+    stored_positions,
 )
 from synapse_replication.pipeline.settings import PipelineSettings, settings_of_dsn
+from synapse_replication.storage.consistency import StreamState
 from synapse_replication.streams.table import TableStream
 from synapse_replication.testing.servers import shared_postgres
 
@@ -62,22 +65,22 @@ class PositionStoreTests(SynchronousTestCase):
         conninfo = settings_of_dsn(self.dsn).conninfo
         self.settings = PipelineSettings(conninfo, {"orders": ("a", "b")}, (ORDERS,))
 
-    def histories(self) -> list[StreamHistory]:
-        return read_histories(self.cursor, self.settings)
+    def states(self) -> Sequence[StreamState]:
+        return read_report(self.cursor, self.settings).streams
 
     def test_history(self) -> None:
         """
         Sequence, positions and writers of a stream are read; streams without tables are
         omitted.
         """
-        (history,) = self.histories()
-        self.assertEqual(history.name, "orders")
-        self.assertEqual(history.sequence_value, 260)
-        self.assertEqual(history.stored, {"a": -250})
-        self.assertEqual(history.writers, ("a", "b"))
+        (state,) = self.states()
+        self.assertEqual(state.name, "orders")
+        self.assertEqual(state.sequence_value, 260)
+        self.assertEqual(stored_positions(state), {"a": -250})
+        self.assertEqual(state.stream.writers, ("a", "b"))
         self.cursor.execute("ALTER SEQUENCE orders_seq RESTART")
-        (history,) = self.histories()
-        self.assertEqual(history.sequence_value, 0)
+        (state,) = self.states()
+        self.assertEqual(state.sequence_value, 0)
 
     def test_stored_twice(self) -> None:
         """
@@ -86,7 +89,7 @@ class PositionStoreTests(SynchronousTestCase):
         """
         self.cursor.execute("INSERT INTO stream_positions VALUES ('orders', 'a', -9)")
         with self.assertRaisesRegex(PipelineError, "has two rows for a of orders"):
-            self.histories()
+            self.states()
 
     def test_farthest(self) -> None:
         """
@@ -94,36 +97,36 @@ class PositionStoreTests(SynchronousTestCase):
         sign, of a backfilled row for instance, does not count.
         """
         self.cursor.execute("INSERT INTO orders VALUES (900, 'a')")
-        histories = self.histories()
+        states = self.states()
         self.assertEqual(
-            sorted(read_farthest(self.cursor, histories)),
+            sorted(read_farthest(self.cursor, states)),
             [("orders", "orders", "a", 250), ("orders", "orders", "b", 249)],
         )
-        (history,) = histories
-        (column,) = history.tables
-        nameless = attrs.evolve(
-            history, tables=(attrs.evolve(column, writer_column=None),)
-        )
+        (state,) = states
+        (column,) = state.stream.tables
+        tables = [attrs.evolve(column, writer_column=None)]
+        nameless = attrs.evolve(state, stream=attrs.evolve(state.stream, tables=tables))
         self.assertEqual(
             list(read_farthest(self.cursor, [nameless])),
             [("orders", "orders", None, 250)],
         )
         self.cursor.execute("DELETE FROM orders")
-        self.assertEqual(list(read_farthest(self.cursor, [history, nameless])), [])
+        self.assertEqual(list(read_farthest(self.cursor, [state, nameless])), [])
 
     def test_idle_deployment(self) -> None:
         """
         An idle deployment passes the check; an advanced sequence or position is
         reported.
         """
-        before = self.histories()
-        check_no_writers(self.cursor, before, self.histories())
+        before = self.states()
+        check_no_writers(self.cursor, before, self.states())
         self.cursor.execute("SELECT nextval('orders_seq')")
         with self.assertRaisesRegex(
             PipelineError, "orders_seq changed from 260 to 261"
         ):
-            check_no_writers(self.cursor, before, self.histories())
-        moved = [attrs.evolve(before[0], stored={"a": -251})]
+            check_no_writers(self.cursor, before, self.states())
+        writers = [attrs.evolve(before[0].writers[0], stored=-251)]
+        moved = [attrs.evolve(before[0], writers=writers)]
         with self.assertRaisesRegex(PipelineError, "positions of orders changed"):
             check_no_writers(self.cursor, before, moved)
 
@@ -132,7 +135,7 @@ class PositionStoreTests(SynchronousTestCase):
         An open transaction of another session is reported with the table that it writes
         to.
         """
-        before = self.histories()
+        before = self.states()
         other = psycopg2.connect(self.dsn)
         self.addCleanup(other.close)
         for statement, what in (
@@ -157,15 +160,15 @@ class PositionStoreTests(SynchronousTestCase):
             "CREATE UNIQUE INDEX ON stream_positions (stream_name, instance_name)"
         )
         self.connection.autocommit = False
-        before = self.histories()
+        before = self.states()
         stored = Change("orders", "orders", "a", -250, -250, PlannedChange.KEPT)
         new = Change("orders", "orders", "b", None, -249, PlannedChange.NEW)
         write_positions(self.cursor, self.settings, before, [stored, new])
-        (history,) = self.histories()
-        self.assertEqual(history.stored, {"a": -250, "b": -249})
+        (state,) = self.states()
+        self.assertEqual(stored_positions(state), {"a": -250, "b": -249})
         back = Change("orders", "orders", "a", -250, -249, PlannedChange.FORWARD)
         with self.assertRaisesRegex(PipelineError, "of a in orders has advanced"):
-            write_positions(self.cursor, self.settings, self.histories(), [back])
+            write_positions(self.cursor, self.settings, self.states(), [back])
 
     def test_connected(self) -> None:
         """
