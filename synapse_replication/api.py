@@ -154,6 +154,7 @@ from synapse_replication.tcp.protocol import (
     ClientReplicationStreamProtocol as ClientReplicationStreamProtocol,
     ServerReplicationStreamProtocol as ServerReplicationStreamProtocol,
 )
+from synapse_replication.wire.close_reason import CloseReason as CloseReason
 from synapse_replication.wire.commands import (
     CancelTaskCommand as CancelTaskCommand,
     ClearUserSyncsCommand as ClearUserSyncsCommand,
@@ -175,7 +176,6 @@ from synapse_replication.wire.commands import (
     UserSyncCommand as UserSyncCommand,
     parse_command_from_line as parse_command_from_line,
 )
-from synapse_replication.wire.connection import CloseReason as CloseReason
 from synapse_replication.wire.pending_lines import PendingLimit as PendingLimit
 
 if TYPE_CHECKING:

@@ -20,16 +20,40 @@ for package in (synapse_replication.streams, synapse_replication.wire):
 print(*sorted({name.partition(".")[0] for name in sys.modules}))
 """
 
+#: Imports what a process of a homeserver loads, then prints this package's modules.
+HOST_PROGRAM = """
+import importlib, sys
+import synapse_replication.dropin.__main__
+from synapse_replication.dropin.table import SUBSTITUTIONS
+for known in SUBSTITUTIONS:
+    importlib.import_module(known.replacement.partition(":")[0])
+print(*(name for name in sys.modules if name.startswith("synapse_replication.")))
+"""
+
+#: The modules, and the packages, that a process of a homeserver does without as long as
+#: no event or option requires them: each module takes memory in every process.
+NOT_IN_HOST = (
+    "synapse_replication.cli",
+    "synapse_replication.config",
+    "synapse_replication.dropin.protocol",
+    "synapse_replication.tcp",
+    "synapse_replication.wire.connection",
+)
+
 
 class ImportTests(SynchronousTestCase):
     """Tests for the modules that an import loads."""
 
+    def loaded(self, program: str) -> set[str]:
+        """Return the modules that a program prints."""
+        result = subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, check=True
+        )
+        return set(result.stdout.split())
+
     def test_core_without_twisted(self) -> None:
         """The streams and the wire format load neither a reactor nor a driver."""
-        result = subprocess.run(
-            [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True
-        )
-        loaded = set(result.stdout.split())
+        loaded = self.loaded(PROGRAM)
         self.assertIn("msgspec", loaded)
         self.assertEqual(
             loaded
@@ -46,6 +70,17 @@ class ImportTests(SynchronousTestCase):
             },
             set(),
         )
+
+    def test_small_in_host(self) -> None:
+        """A process of a homeserver loads no module only for types or rare events."""
+        loaded = self.loaded(HOST_PROGRAM)
+        self.assertIn("synapse_replication.dropin.handler", loaded)
+        unwanted = [
+            name
+            for name in sorted(loaded)
+            if any(f"{name}.".startswith(f"{each}.") for each in NOT_IN_HOST)
+        ]
+        self.assertEqual(unwanted, [])
 
     def test_version(self) -> None:
         """The package has a version."""

@@ -27,7 +27,6 @@ from synapse_replication.handlers.sending.streamer import ReplicationStreamer
 from synapse_replication.redis.subscriber import RedisSubscriber
 from synapse_replication.storage.stored_positions import StoredPositionCheck
 from synapse_replication.streams.reader import State
-from synapse_replication.tcp.protocol import BaseReplicationStreamProtocol
 from synapse_replication.wire import commands
 
 #: The timeout for connecting to Redis, in s.
@@ -216,10 +215,15 @@ class DropInCommandHandler(handler.ReplicationCommandHandler):
 
     def new_connection(self, connection: Any) -> None:
         """Add a connection of this package, or any object with ``send_command``."""
-        if isinstance(connection, (BaseReplicationStreamProtocol, RedisSubscriber)):
+        if isinstance(connection, RedisSubscriber):
             super().new_connection(connection)
-            if isinstance(connection, RedisSubscriber):
-                self.host.clock.call_later(ASK_AGAIN, self._ask_again, connection)
+            self.host.clock.call_later(ASK_AGAIN, self._ask_again, connection)
+            return
+        # Imported here, because a host that uses Redis has no other connections.
+        from synapse_replication.tcp.protocol import BaseReplicationStreamProtocol
+
+        if isinstance(connection, BaseReplicationStreamProtocol):
+            super().new_connection(connection)
             return
         foreign = self._foreign[connection] = ForeignConnection(connection)
         self.add_connection(foreign)

@@ -96,7 +96,7 @@ SUBSTITUTIONS: Final = (
     _replace(
         "protocol",
         "replication.tcp.protocol:ServerReplicationStreamProtocol",
-        "dropin.protocol:DropInServerProtocol",
+        "dropin.tcp_ends:make_server_end",
         "(hs, server_name, clock, handler)",
         connectionMade="()",
         connectionLost="(reason)",
@@ -105,7 +105,7 @@ SUBSTITUTIONS: Final = (
     _replace(
         "protocol",
         "replication.tcp.protocol:ClientReplicationStreamProtocol",
-        "dropin.protocol:DropInClientProtocol",
+        "dropin.tcp_ends:make_client_end",
         "(hs, client_name, server_name, clock, command_handler)",
         connectionMade="()",
         connectionLost="(reason)",

@@ -13,7 +13,7 @@ from typing import TypeAlias
 from msgspec import Struct
 
 from synapse_replication.errors import ProtocolError, ReplicationError
-from synapse_replication.wire.connection import CloseReason
+from synapse_replication.wire.close_reason import CloseReason
 
 
 class AnnouncedBy(enum.Enum):

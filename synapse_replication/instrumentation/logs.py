@@ -30,7 +30,7 @@ from synapse_replication.instrumentation.rate_limit import (
 from synapse_replication.recent import RecentDict
 from synapse_replication.text import counted, incoming_label, named_label
 from synapse_replication.transport.failures import one_line
-from synapse_replication.wire.connection import CloseReason
+from synapse_replication.wire.close_reason import CloseReason
 
 #: The maximum number of state changes of one connection that are logged within
 #: REPEAT_AFTER: enough for every change of a connection that does not flap constantly.

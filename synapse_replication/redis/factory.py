@@ -46,7 +46,7 @@ from synapse_replication.transport.buffers import ReadSize
 from synapse_replication.transport.failures import at, destination, one_line
 from synapse_replication.transport.timeouts import Timeout
 from synapse_replication.transport.tls import explain
-from synapse_replication.wire.connection import CloseReason
+from synapse_replication.wire.close_reason import CloseReason
 
 #: The time limit from ``connectionMade`` until the link is established, in s.
 HANDSHAKE_TIMEOUT = 10.0

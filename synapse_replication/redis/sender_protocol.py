@@ -30,7 +30,7 @@ from synapse_replication.redis.fencing import ConnectionFence, FencingState
 from synapse_replication.redis.resp import encode
 from synapse_replication.redis.sender import RedisSender
 from synapse_replication.transport.timeouts import Timeout
-from synapse_replication.wire.connection import CloseReason
+from synapse_replication.wire.close_reason import CloseReason
 
 #: Stands for a request in the list of expected replies.
 _REQUEST = -1

@@ -37,8 +37,8 @@ from synapse_replication.redis.resp import (
 )
 from synapse_replication.redis.sender import RedisSender
 from synapse_replication.transport.timeouts import Timeout
+from synapse_replication.wire.close_reason import CloseReason
 from synapse_replication.wire.commands import Command, encode_command
-from synapse_replication.wire.connection import CloseReason
 from synapse_replication.wire.extension import CHANNEL
 from synapse_replication.wire.rdata import (
     InterleavedGroup,

@@ -53,6 +53,7 @@ from synapse_replication.errors import (
     excerpt,
 )
 from synapse_replication.text import without_lines
+from synapse_replication.wire.close_reason import CloseReason
 from synapse_replication.wire.commands import (
     VALID_CLIENT_COMMANDS,
     VALID_SERVER_COMMANDS,
@@ -110,18 +111,6 @@ class ConnectionState(enum.Enum):
     ESTABLISHED = "established"
     CLOSING = "closing"
     CLOSED = "closed"
-
-
-class CloseReason(enum.Enum):
-    """The reason why a connection was closed."""
-
-    CLEAN = "clean"  #: the peer closed the connection
-    LOST = "lost"  #: the transport failed
-    PEER_ERROR = "peer_error"  #: the peer sent ERROR
-    PROTOCOL_ERROR = "protocol_error"  #: the peer violated the protocol
-    TIMED_OUT = "timed_out"
-    CONGESTED = "congested"  #: the peer reads too slowly
-    SHUTDOWN = "shutdown"  #: this process closed the connection on request
 
 
 class Received(Struct, frozen=True):

@@ -10,8 +10,8 @@ from synapse_replication.app.loss_meter import CHECK_EVERY, LossFinding, LossMet
 from synapse_replication.handlers.events import LinkDown, LinkUp
 from synapse_replication.storage.database import Database
 from synapse_replication.storage.row_queries import RangeQuery
+from synapse_replication.wire.close_reason import CloseReason
 from synapse_replication.wire.commands import PositionCommand, RdataCommand
-from synapse_replication.wire.connection import CloseReason
 from tests.storage.doubles import FakeReactor, PostgresMixin
 from tests.support.recording_observer import RecordingObserver
 

@@ -35,7 +35,7 @@ from synapse_replication.instrumentation.status.model import (
 )
 from synapse_replication.instrumentation.status.observer import StatusObserver
 from synapse_replication.streams.stuck_ids import StuckId
-from synapse_replication.wire.connection import CloseReason
+from synapse_replication.wire.close_reason import CloseReason
 from tests.support.known_readers import KnownReaders
 from tests.support.large_deployment import make_large_deployment
 

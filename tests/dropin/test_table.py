@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import inspect
+from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 from twisted.web.resource import Resource
 
+from synapse_replication.dropin.protocol import (
+    DropInClientProtocol,
+    DropInServerProtocol,
+)
 from synapse_replication.dropin.substitution import Substitution, shape
 from synapse_replication.dropin.table import PARTS, SUBSTITUTIONS
+from synapse_replication.dropin.tcp_ends import make_client_end, make_server_end
 from tests.dropin.host import HostNotifier
 
 
@@ -18,7 +24,14 @@ class Extended(Resource):
     def __init__(self, hs: object) -> None: ...
 
 
-def _load(known: Substitution) -> object:
+#: The classes of the objects that some replacements, which are functions, return.
+RETURNED = {
+    make_client_end: DropInClientProtocol,
+    make_server_end: DropInServerProtocol,
+}
+
+
+def _load(known: Substitution) -> Any:
     original = HostNotifier if known.part == "notifier" else Extended
     return known.load_replacement(original)
 
@@ -40,6 +53,7 @@ class TableTests(SynchronousTestCase):
         """
         for known in SUBSTITUTIONS:
             replacement = _load(known)
+            replacement = RETURNED.get(replacement, replacement)
             for name, expected in known.methods.items():
                 with self.subTest(f"{known}.{name}"):
                     method = inspect.getattr_static(replacement, name)

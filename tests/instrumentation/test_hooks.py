@@ -41,7 +41,7 @@ from synapse_replication.instrumentation.hooks import (
 from synapse_replication.instrumentation.status.model import StallReason
 from synapse_replication.instrumentation.status.observer import StatusObserver
 from synapse_replication.testing.doubles import SourceStream
-from synapse_replication.wire.connection import CloseReason
+from synapse_replication.wire.close_reason import CloseReason
 from tests.handlers.fixtures import Row
 from tests.support.known_readers import KnownReaders
 from tests.support.recording_observer import RecordingHost

@@ -46,7 +46,7 @@ from synapse_replication.instrumentation.rate_limit import (
     MAX_OF_GROUP,
     REPEAT_AFTER,
 )
-from synapse_replication.wire.connection import CloseReason
+from synapse_replication.wire.close_reason import CloseReason
 
 
 class LoggingObserverTests(SynchronousTestCase):

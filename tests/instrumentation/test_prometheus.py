@@ -56,7 +56,7 @@ from synapse_replication.instrumentation.status.observer import StatusObserver
 from synapse_replication.instrumentation.turns import ReactorTurns
 from synapse_replication.streams.backlog import Backlog, BacklogOptions
 from synapse_replication.streams.stuck_ids import StuckId
-from synapse_replication.wire.connection import CloseReason
+from synapse_replication.wire.close_reason import CloseReason
 from tests.support.known_readers import KnownReaders
 
 PROTOCOL = "synapse_replication_tcp_protocol_"

@@ -69,8 +69,8 @@ from synapse_replication.tcp.protocol import (
 )
 from synapse_replication.testing.doubles import SourceStream
 from synapse_replication.testing.servers import PrivateRedis
+from synapse_replication.wire.close_reason import CloseReason
 from synapse_replication.wire.commands import UserIpCommand, parse_command_from_line
-from synapse_replication.wire.connection import CloseReason
 from synapse_replication.wire.rdata import RefusedLine, read_lines
 from tests.handlers.fixtures import Row
 from tests.support.recording_observer import RecordingHost

@@ -20,7 +20,7 @@ from synapse_replication.testing.servers import (
     PrivateRedis,
     RedisTls,
 )
-from synapse_replication.wire.connection import CloseReason
+from synapse_replication.wire.close_reason import CloseReason
 from tests.redis.real_redis import (
     ClosingServer,
     Peer,

@@ -22,7 +22,7 @@ from synapse_replication.streams.reader import (
     ReaderPolicy,
     Work,
 )
-from synapse_replication.wire.connection import CloseReason
+from synapse_replication.wire.close_reason import CloseReason
 
 
 class KnownReaders:

@@ -25,7 +25,7 @@ from synapse_replication.tcp.factory import (
 )
 from synapse_replication.tcp.protocol import BaseReplicationStreamProtocol
 from synapse_replication.testing.doubles import SourceStream
-from synapse_replication.wire.connection import CloseReason
+from synapse_replication.wire.close_reason import CloseReason
 from tests.handlers.fixtures import Row
 from tests.support.recording_observer import RecordingHost
 from tests.tcp.doubles import (

@@ -10,6 +10,7 @@ from synapse_replication.errors import (
     UnknownCommandError,
     UnparsableLineError,
 )
+from synapse_replication.wire.close_reason import CloseReason
 from synapse_replication.wire.commands import (
     VALID_CLIENT_COMMANDS,
     VALID_SERVER_COMMANDS,
@@ -20,7 +21,6 @@ from synapse_replication.wire.commands import (
 )
 from synapse_replication.wire.connection import (
     MAX_LINE_LENGTH,
-    CloseReason,
     ConnectionState,
     LineConnection,
     Received,

@@ -10,9 +10,9 @@ from synapse_replication.errors import (
     LineTooLongError,
     LocalProtocolError,
 )
+from synapse_replication.wire.close_reason import CloseReason
 from synapse_replication.wire.connection import (
     MAX_LINE_LENGTH,
-    CloseReason,
     ConnectionState,
     LineConnection,
     Role,

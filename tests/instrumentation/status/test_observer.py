@@ -30,7 +30,7 @@ from synapse_replication.instrumentation.status.records import (
     MAX_NAMES,
     MAX_UNDELIVERED,
 )
-from synapse_replication.wire.connection import CloseReason
+from synapse_replication.wire.close_reason import CloseReason
 from tests.instrumentation.status.observer_case import (
     EVENT,
     StatusObserverTestCase,

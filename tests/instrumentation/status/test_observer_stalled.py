@@ -22,7 +22,7 @@ from synapse_replication.instrumentation.status.model import (
     StallReason,
 )
 from synapse_replication.instrumentation.status.observer import StatusObserver
-from synapse_replication.wire.connection import CloseReason
+from synapse_replication.wire.close_reason import CloseReason
 from tests.instrumentation.status.observer_case import (
     EVENT,
     StatusObserverTestCase,
