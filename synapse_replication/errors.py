@@ -43,7 +43,7 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-import attrs
+from msgspec import Struct
 
 #: The most characters of untrusted text that an error message repeats.
 EXCERPT_LENGTH = 120
@@ -187,8 +187,7 @@ class StreamConfigurationError(ReplicationError):
     """A stream, a row sink or an environment variable is configured or used wrongly."""
 
 
-@attrs.frozen(repr=False)
-class ConfigProblem:
+class ConfigProblem(Struct, frozen=True):
     """One problem in the configuration.
 
     :ivar file: the file or folder with the problem, or all files if that is unknown.

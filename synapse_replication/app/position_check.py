@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from synapse_replication.handlers.epochs import PeerEpochs
 from synapse_replication.handlers.handler import ReplicationCommandHandler
@@ -12,7 +13,9 @@ from synapse_replication.storage.committed import ranges_of
 from synapse_replication.storage.stored_positions import StoredPositionCheck
 from synapse_replication.storage.transactions import TransactionRunner
 from synapse_replication.streams.standard.registry import StandardStream
-from synapse_replication.streams.table import TableStream
+
+if TYPE_CHECKING:
+    from synapse_replication.streams.table import TableStream
 
 
 def start_position_check(

@@ -32,7 +32,7 @@ from synapse_replication.errors import SequenceBehindError, StorageError
 from synapse_replication.storage import id_generators
 from synapse_replication.storage.id_streams import IdStream
 from synapse_replication.storage.sequences import load_positions
-from synapse_replication.streams.table import IdColumn
+from synapse_replication.streams.id_column import IdColumn
 from synapse_replication.streams.writer_positions import FIRST_POSITION, WriterPositions
 
 T = TypeVar("T")
@@ -162,8 +162,8 @@ class DropInIdGenerator(id_generators.MultiWriterIdGenerator):
         stream = IdStream(
             stream_name=stream_name,
             sequence=sequence_name,
-            tables=[IdColumn(table, id_, writer) for table, writer, id_ in tables],
-            writers=writers,
+            tables=tuple(IdColumn(table, id_, writer) for table, writer, id_ in tables),
+            writers=tuple(writers),
             negative=not positive,
             plausible_distance=settings.plausible_distance,
         )

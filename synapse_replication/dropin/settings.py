@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import attrs
+from msgspec import Struct
+from msgspec.structs import asdict, replace
 
 from synapse_replication.errors import StreamConfigurationError
 from synapse_replication.streams.backlog import BacklogOptions
@@ -21,8 +22,7 @@ def variable(name: str) -> str:
     return f"SYNAPSE_REPLICATION_{name.upper()}"
 
 
-@attrs.frozen
-class DropInSettings:
+class DropInSettings(Struct, frozen=True):
     """The settings of this package in a homeserver's process.
 
     :ivar extension: whether to use the extension.
@@ -55,18 +55,19 @@ class DropInSettings:
         :raises StreamConfigurationError: if a number is not a whole number of 0 or
             more.
         """
+        settings = cls()
         found: dict[str, Any] = {}
-        for field in attrs.fields(cls):
-            text = environ.get(variable(field.name))
+        for name, default in asdict(settings).items():
+            text = environ.get(variable(name))
             if text is None:
                 continue
-            if isinstance(field.default, bool):
-                found[field.name] = text != "false"
-            elif isinstance(field.default, int):
-                found[field.name] = _whole_number(field.name, text, field.default)
+            if isinstance(default, bool):
+                found[name] = text != "false"
+            elif isinstance(default, int):
+                found[name] = _whole_number(name, text, default)
             else:
-                found[field.name] = text
-        return attrs.evolve(cls(), **found)
+                found[name] = text
+        return replace(settings, **found)
 
     def to_environ(self) -> dict[str, str]:
         """Return the environment variables of these settings."""
@@ -74,7 +75,7 @@ class DropInSettings:
             variable(name): str(value).lower()
             if isinstance(value, bool)
             else str(value)
-            for name, value in attrs.asdict(self).items()
+            for name, value in asdict(self).items()
         }
 
 

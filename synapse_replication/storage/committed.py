@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from synapse_replication.storage import queries
 from synapse_replication.storage.id_streams import Lookup, exists, find_lookups
@@ -13,15 +13,18 @@ from synapse_replication.storage.row_queries import (
     id_expressions,
 )
 from synapse_replication.storage.synapse_tables import STANDARD_QUERIES
+from synapse_replication.streams.id_column import IdColumn
 from synapse_replication.streams.standard.registry import StandardStream
-from synapse_replication.streams.table import IdColumn, TableStream
+
+if TYPE_CHECKING:
+    from synapse_replication.streams.table import TableStream
 
 
 def ranges_of(stream: StandardStream | TableStream) -> list[RangeQuery]:
     """Return the queries for the rows of a stream in the database, of all writers."""
-    if isinstance(stream, TableStream):
-        return [declared_query(stream).range]
-    return [query.range for query in STANDARD_QUERIES[stream.name]]
+    if isinstance(stream, StandardStream):
+        return [query.range for query in STANDARD_QUERIES[stream.name]]
+    return [declared_query(stream).range]
 
 
 def committed_tokens(

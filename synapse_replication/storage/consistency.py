@@ -37,7 +37,7 @@ from synapse_replication.storage.id_streams import (
     read_sequence,
 )
 from synapse_replication.storage.schema.deltas import DELTAS
-from synapse_replication.streams.table import IdColumn
+from synapse_replication.streams.id_column import IdColumn
 from synapse_replication.streams.writer_positions import FIRST_POSITION
 
 #: The most rounds of a repair. Repairing one problem may reveal another.

@@ -11,30 +11,24 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import attrs
+from msgspec import Struct
 
 from synapse_replication.storage import queries
+from synapse_replication.streams.id_column import IdColumn
 from synapse_replication.streams.standard.registry import StandardStream
-from synapse_replication.streams.table import IdColumn, TableStream
 from synapse_replication.streams.writer_positions import PLAUSIBLE_DISTANCE
+
+if TYPE_CHECKING:
+    from synapse_replication.streams.table import TableStream
 
 #: A table without a suitable index is scanned if it is at most this large, in bytes;
 #: otherwise it is skipped.
 MAX_SCANNED_BYTES = 32 * 2**20
 
 
-def _to_tables(tables: Iterable[IdColumn]) -> tuple[IdColumn, ...]:
-    return tuple(tables)
-
-
-def _to_writers(writers: Iterable[str]) -> tuple[str, ...]:
-    return tuple(writers)
-
-
-@attrs.frozen(kw_only=True)
-class IdStream:
+class IdStream(Struct, frozen=True, kw_only=True):
     """The sequence, tables and writers of a stream.
 
     :ivar stream_name: its name in ``stream_positions``.
@@ -50,8 +44,8 @@ class IdStream:
 
     stream_name: str
     sequence: str
-    tables: tuple[IdColumn, ...] = attrs.field(converter=_to_tables)
-    writers: tuple[str, ...] = attrs.field(converter=_to_writers)
+    tables: tuple[IdColumn, ...]
+    writers: tuple[str, ...]
     negative: bool = False
     plausible_distance: int = PLAUSIBLE_DISTANCE
 
@@ -75,7 +69,7 @@ def id_stream_of(
         stream_name=stream.positions_name or stream.name,
         sequence=stream.sequence,
         tables=stream.id_columns,
-        writers=writers,
+        writers=tuple(writers),
         negative=stream.negative,
         plausible_distance=plausible_distance,
     )

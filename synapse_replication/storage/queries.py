@@ -13,7 +13,7 @@ whole table.
 
 from __future__ import annotations
 
-from synapse_replication.streams.table import IdColumn
+from synapse_replication.streams.id_column import IdColumn
 
 #: Allocate ``count`` ids from the sequence ``sequence``, in one round trip.
 NEXT_IDS = """

@@ -42,8 +42,8 @@ from synapse_replication.storage.id_streams import (
 )
 from synapse_replication.storage.sequences import read_stored_positions
 from synapse_replication.storage.transactions import TransactionRunner
+from synapse_replication.streams.id_column import IdColumn
 from synapse_replication.streams.stream import RemovedWriter
-from synapse_replication.streams.table import IdColumn
 
 _log = Logger()
 

@@ -5,12 +5,14 @@ A catch-up reads pages of rows with them, and the pipeline reads ranges.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
 from synapse_replication.storage.queries import identifier
-from synapse_replication.streams.table import TableStream
+
+if TYPE_CHECKING:
+    from synapse_replication.streams.table import TableStream
 
 
 class Detail(Struct, frozen=True):

@@ -24,7 +24,7 @@ from synapse_replication.storage.id_streams import (
     farthest_id,
     read_sequence,
 )
-from synapse_replication.streams.table import IdColumn
+from synapse_replication.streams.id_column import IdColumn
 from synapse_replication.streams.writer_positions import (
     FIRST_POSITION,
     PLAUSIBLE_DISTANCE,

@@ -43,7 +43,6 @@ from collections.abc import Callable, Container, Hashable, Mapping, Sequence
 from functools import wraps
 from typing import Any, Final, TypeAlias, TypeVar
 
-import attrs
 from msgspec import Struct, field
 
 from synapse_replication.streams.pages import Page, check_page
@@ -347,8 +346,7 @@ def _on(event: ReaderEvent) -> Callable[[_Method], _Method]:
     return decorate
 
 
-@attrs.define(eq=False)
-class Reader:
+class Reader(Struct, eq=False):
     """The scoreboard of one writer of one stream.
 
     The driver sets :attr:`position` before each call, because the host owns it.
@@ -373,14 +371,14 @@ class Reader:
     position: int
     epoch: str | None = None
     report: Callable[[UnexpectedEventError], object] | None = None
-    links: dict[Hashable, LinkState] = attrs.field(factory=dict)
+    links: dict[Hashable, LinkState] = field(default_factory=dict)
     empty: EmptyRange | None = None
     work: Work | None = None
     request: Fetch | None = None
     page: Page | None = None
-    expected: list[int] = attrs.field(factory=list)
+    expected: list[int] = field(default_factory=list)
     _page_cursor: int = 0
-    _reports: list[Action] = attrs.field(factory=list)
+    _reports: list[Action] = field(default_factory=list)
     _due: float = 0.0
     # When the catch-up may begin, if it was delayed.
     _start: float | None = None

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias, overload, runtime_checkable
 
-import attrs
 from msgspec import Struct
 
 from synapse_replication.streams.rows import RowCodec, decode_json
@@ -96,8 +95,7 @@ exclusive, the upper bound inclusive. ``limit`` counts rows and is approximate: 
 may be longer so as not to split a token."""
 
 
-@attrs.frozen
-class StreamDescription:
+class StreamDescription(Struct, frozen=True):
     """The properties of a stream that are the same in every process.
 
     :ivar name: the name on the wire.

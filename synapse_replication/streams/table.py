@@ -24,6 +24,7 @@ from typing import Any
 import attrs
 
 from synapse_replication.errors import StreamConfigurationError, excerpt
+from synapse_replication.streams.id_column import IdColumn
 from synapse_replication.streams.rows import RowCodec
 from synapse_replication.streams.stream import StreamDescription
 
@@ -39,21 +40,6 @@ COLUMN_TYPES: Mapping[str, Any] = {
 
 _IDENTIFIER = re.compile(r"[a-z_][a-z0-9_]{0,62}\Z")
 _WORD = re.compile(r"\S+\Z")
-
-
-@attrs.frozen
-class IdColumn:
-    """A column that stores ids of a stream.
-
-    :ivar table: the table, optionally qualified by its schema.
-    :ivar id_column: the column with the ids.
-    :ivar writer_column: the column with the name of the instance that wrote the row;
-        ``None`` if the table has none.
-    """
-
-    table: str
-    id_column: str
-    writer_column: str | None
 
 
 def _to_columns(value: Any) -> tuple[tuple[str, Any], ...]:

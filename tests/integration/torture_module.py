@@ -27,7 +27,7 @@ from synapse_replication.app.journal import JournalSink
 from synapse_replication.storage.database import Database, Transaction, connect
 from synapse_replication.storage.id_streams import IdStream
 from synapse_replication.storage.sequences import load_positions
-from synapse_replication.streams.table import IdColumn
+from synapse_replication.streams.id_column import IdColumn
 
 _log = Logger()
 
@@ -37,8 +37,8 @@ _COUNT_SECONDS = 0.02
 NOTES = IdStream(
     stream_name="notes",
     sequence="notes_seq",
-    tables=[IdColumn("notes", "stream_id", "instance_name")],
-    writers=["writer1", "writer2", "writer3", "writer4"],
+    tables=(IdColumn("notes", "stream_id", "instance_name"),),
+    writers=("writer1", "writer2", "writer3", "writer4"),
 )
 
 

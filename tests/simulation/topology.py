@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from random import Random
 
 import attrs
+from msgspec.structs import replace
 
 from synapse_replication.streams.stream import StreamDescription
 from synapse_replication.streams.table import TableStream
@@ -95,7 +96,7 @@ def describe(table: TableStream) -> StreamDescription:
     """Return the description of a stream in a table."""
     if table.name != CACHES:
         return table.description
-    return attrs.evolve(
+    return replace(
         table.description,
         idempotent=True,
         resettable=True,

@@ -24,7 +24,7 @@ from synapse_replication.storage.database import connect
 from synapse_replication.storage.id_streams import (
     IdStream,
 )
-from synapse_replication.streams.table import IdColumn
+from synapse_replication.streams.id_column import IdColumn
 from synapse_replication.testing.servers import shared_postgres
 
 T = TypeVar("T")
@@ -245,8 +245,8 @@ class PostgresMixin:
 FOOBAR = IdStream(
     stream_name="foobar",
     sequence="foobar_seq",
-    tables=[IdColumn("foobar", "stream_id", "instance_name")],
-    writers=["first", "second"],
+    tables=(IdColumn("foobar", "stream_id", "instance_name"),),
+    writers=("first", "second"),
 )
 
 

@@ -11,7 +11,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.storage.id_generators import MultiWriterIdGenerator
 from synapse_replication.storage.id_streams import IdStream
-from synapse_replication.streams.table import IdColumn
+from synapse_replication.streams.id_column import IdColumn
 from synapse_replication.streams.writer_positions import WriterPositions
 from tests.storage.doubles import (
     FakeReactor,
@@ -24,7 +24,7 @@ def foobar(*writers: str, negative: bool = False) -> IdStream:
     return IdStream(
         stream_name="foobar",
         sequence="foobar_seq",
-        tables=[IdColumn("foobar", "stream_id", "instance_name")],
+        tables=(IdColumn("foobar", "stream_id", "instance_name"),),
         writers=writers,
         negative=negative,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import attrs
+from msgspec.structs import replace
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import StorageError
@@ -15,16 +15,16 @@ from synapse_replication.storage.consistency import (
     repair,
 )
 from synapse_replication.storage.id_streams import IdStream
-from synapse_replication.streams.table import IdColumn
+from synapse_replication.streams.id_column import IdColumn
 from tests.storage.doubles import PostgresMixin
 
 FOOBAR = IdStream(
     stream_name="foobar",
     sequence="foobar_seq",
-    tables=[IdColumn("foobar", "stream_id", "instance_name")],
-    writers=["first", "second"],
+    tables=(IdColumn("foobar", "stream_id", "instance_name"),),
+    writers=("first", "second"),
 )
-NEGATIVE = attrs.evolve(FOOBAR, negative=True)
+NEGATIVE = replace(FOOBAR, negative=True)
 
 
 class PositionsTests(PostgresMixin, SynchronousTestCase):
@@ -198,14 +198,14 @@ class PositionsTests(PostgresMixin, SynchronousTestCase):
 
     def test_absent_stream(self) -> None:
         """A stream without its sequence is reported as absent and not as a problem."""
-        stream = attrs.evolve(FOOBAR, sequence="newer_seq")
+        stream = replace(FOOBAR, sequence="newer_seq")
         report = self.examine(stream)
         self.assertEqual(report.problems, [])
         self.assertIsNone(report.streams[0].sequence_value)
 
     def test_without_declared_writers(self) -> None:
         """The positions of a stream without declared writers are ignored."""
-        undeclared = attrs.evolve(FOOBAR, writers=[])
+        undeclared = replace(FOOBAR, writers=())
         self.assertEqual(self.examine(undeclared).streams[0].writers, [])
 
     def test_no_rows(self) -> None:

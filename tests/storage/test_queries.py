@@ -7,7 +7,7 @@ from typing import Any
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.storage import queries
-from synapse_replication.streams.table import IdColumn
+from synapse_replication.streams.id_column import IdColumn
 from tests.storage.doubles import PostgresMixin
 
 #: The names that the statements themselves use, as columns of a table.

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import attrs
 import psycopg2
+from msgspec.structs import replace
 from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
@@ -30,7 +31,7 @@ T = TypeVar("T")
 
 MANY = 300_000
 
-MOVED_STREAM = attrs.evolve(FOOBAR, writers=["new"])
+MOVED_STREAM = replace(FOOBAR, writers=("new",))
 
 
 @attrs.define
@@ -102,7 +103,7 @@ class SurveyWritersTests(RemovedWritersTestCase):
         self.write_rows("old", -2, -3)
         self.set_sequence(3)
         self.store(new=-3)
-        stream = attrs.evolve(MOVED_STREAM, negative=True)
+        stream = replace(MOVED_STREAM, negative=True)
         self.check_each_index(
             lambda: self.assertEqual(
                 self.survey({"old": 2}, stream=stream).greatest, {"old": 3}
@@ -160,7 +161,7 @@ class SurveyWritersTests(RemovedWritersTestCase):
         )
         self.set_sequence(MANY)
         self.store(new=MANY)
-        stream = attrs.evolve(MOVED_STREAM, writers=["new", "newer"])
+        stream = replace(MOVED_STREAM, writers=("new", "newer"))
         for index in ("stream_id", "instance_name, stream_id"):
             self.sql(f"CREATE INDEX big ON foobar ({index}); ANALYZE foobar")
             with self.connection.cursor() as cursor:
@@ -227,7 +228,7 @@ class RemovedWriterFinderTests(RemovedWritersTestCase):
 
     def test_writer_declared_again(self) -> None:
         """A writer that is declared again is no longer reported."""
-        stream = attrs.evolve(MOVED_STREAM, writers=["old", "new"])
+        stream = replace(MOVED_STREAM, writers=("old", "new"))
         finder = RemovedWriterFinder(
             self, ReactorClock(self.clock), stream, "reader", self.handled
         )
@@ -303,7 +304,7 @@ class RemovedWriterFinderTests(RemovedWritersTestCase):
         finder = RemovedWriterFinder(
             self,
             ReactorClock(self.clock),
-            attrs.evolve(FOOBAR, writers=[]),
+            replace(FOOBAR, writers=()),
             "reader",
             self.handled,
         )

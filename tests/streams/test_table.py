@@ -8,7 +8,8 @@ import attrs
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import RowDecodeError, StreamConfigurationError
-from synapse_replication.streams.table import IdColumn, TableStream
+from synapse_replication.streams.id_column import IdColumn
+from synapse_replication.streams.table import TableStream
 
 
 def declare(**changes: Any) -> TableStream:

@@ -20,8 +20,8 @@ from synapse_replication.storage.id_generators import (
 )
 from synapse_replication.storage.id_streams import IdStream
 from synapse_replication.storage.postgres_stream import standard_stream
+from synapse_replication.streams.id_column import IdColumn
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS
-from synapse_replication.streams.table import IdColumn
 from synapse_replication.testing.doubles import MemoryConnection
 from synapse_replication.wire.rdata import read_lines
 

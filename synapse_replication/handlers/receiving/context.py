@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-import attrs
 from msgspec import Struct, field
 
 from synapse_replication.backoff import Backoff
@@ -18,7 +15,7 @@ from synapse_replication.handlers.interfaces import (
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.handlers.receiving.pacer import Pacer
 from synapse_replication.handlers.receiving.partial_resync import PartialResync
-from synapse_replication.streams.stream import CheckedStream, Stream, StreamDescription
+from synapse_replication.streams.stream import CheckedStream, Stream
 from synapse_replication.streams.writer_positions import PLAUSIBLE_DISTANCE
 
 
@@ -53,37 +50,44 @@ class ReceiverOptions(Struct, frozen=True):
     position_check_seconds: float = 5.0
 
 
-@attrs.frozen(eq=False, kw_only=True)
 class StreamContext:
     """A received stream, and the collaborators that its parts need.
 
-    :ivar sink: the host's row sink.
-    :ivar pacer: shared by all streams of the process.
-    :ivar partial: fetches rows from writers' backlogs before the stream's own source is
-        queried; ``None`` to query only the source.
+    :param sink: the host's row sink.
+    :param pacer: shared by all streams of the process.
+    :param partial: fetches rows from writers' backlogs before the stream's own source
+        is queried; ``None`` to query only the source.
     :ivar is_plausible: returns whether a writer's token is within the stream's
         plausible distance; always true if the stream does not check tokens.
     """
 
-    stream: Stream
-    sink: RowSink
-    clock: Clock
-    run_as_background_process: BackgroundRunner
-    observer: ReplicationObserver
-    options: ReceiverOptions
-    pacer: Pacer
-    partial: PartialResync | None = None
-    description: StreamDescription = attrs.field(init=False)
-    name: str = attrs.field(init=False)
-    is_plausible: Callable[[str, int], bool] = attrs.field(init=False)
-
-    @description.default
-    def _description_of_stream(self) -> StreamDescription:
-        return self.stream.description
-
-    @name.default
-    def _name_of_stream(self) -> str:
-        return self.stream.description.name
+    def __init__(
+        self,
+        *,
+        stream: Stream,
+        sink: RowSink,
+        clock: Clock,
+        run_as_background_process: BackgroundRunner,
+        observer: ReplicationObserver,
+        options: ReceiverOptions,
+        pacer: Pacer,
+        partial: PartialResync | None = None,
+    ) -> None:
+        self.stream = stream
+        self.sink = sink
+        self.clock = clock
+        self.run_as_background_process = run_as_background_process
+        self.observer = observer
+        self.options = options
+        self.pacer = pacer
+        self.partial = partial
+        self.description = stream.description
+        self.name = stream.description.name
+        self.is_plausible = (
+            stream.is_plausible
+            if isinstance(stream, CheckedStream)
+            else _is_always_plausible
+        )
 
     def saved_epochs(self) -> dict[str, str]:
         """Return the epoch of the saved rows of each writer, if the sink saved it."""
@@ -94,12 +98,6 @@ class StreamContext:
             for (stream, writer), epoch in self.sink.saved_epochs().items()
             if stream == self.name
         }
-
-    @is_plausible.default
-    def _is_plausible_in_stream(self) -> Callable[[str, int], bool]:
-        if isinstance(self.stream, CheckedStream):
-            return self.stream.is_plausible
-        return _is_always_plausible
 
     def discard(self, instance_name: str, reason: DiscardReason, count: int) -> None:
         """Report discarded rows or positions, unless ``count`` is 0."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Iterator, Mapping
 
-import attrs
-
 from synapse_replication.handlers.events import ConnectionBuffers
 from synapse_replication.instrumentation.status.model import (
     Condition,
@@ -52,41 +50,46 @@ _NEVER = float("-inf")
 SEVERAL = 2
 
 
-@attrs.frozen
 class StatusReport:
     """The status at one moment.
 
-    :ivar records: the records of the process.
-    :ivar readers: the readers of the writers that the process follows.
-    :ivar expected: the writers that the configuration names.
-    :ivar limits: the thresholds and limits of the status.
-    :ivar now: the monotonic time of the status, in s.
+    :param records: the records of the process.
+    :param readers: the readers of the writers that the process follows.
+    :param expected: the writers that the configuration names.
+    :param limits: the thresholds and limits of the status.
+    :param now: the monotonic time of the status, in s.
     """
 
-    records: StatusRecords
-    readers: Mapping[tuple[str, str], Reader]
-    expected: frozenset[tuple[str, str]]
-    limits: StatusLimits
-    now: float
-    _heard: dict[str, float] = attrs.field(init=False)
-    _peers: dict[str, PeerFacts] = attrs.field(init=False)
-    # Computed once: there may be a thousand writers, peers and links.
-    _silence_since: float | None = attrs.field(init=False)
-    _newest_link: float = attrs.field(init=False)
-    _lost_links: str = attrs.field(init=False)
+    def __init__(
+        self,
+        records: StatusRecords,
+        readers: Mapping[tuple[str, str], Reader],
+        expected: frozenset[tuple[str, str]],
+        limits: StatusLimits,
+        now: float,
+    ) -> None:
+        self._records = records
+        self._readers = readers
+        self._expected = expected
+        self._limits = limits
+        self._now = now
+        # Computed once: there may be a thousand writers, peers and links.
+        self._heard = self._last_signs_of_life()
+        self._peers = self._peer_facts()
+        self._silence_since = self._find_silence()
+        self._newest_link = self._find_newest_link()
+        self._lost_links = self._describe_lost_links()
 
-    @_heard.default
     def _last_signs_of_life(self) -> dict[str, float]:
         """Return when the last row or POSITION of each process arrived."""
         heard: dict[str, float] = {}
-        for (_, name), writer in self.records.writers.items():
+        for (_, name), writer in self._records.writers.items():
             if writer.signed_at is not None:
                 heard[name] = max(heard.get(name, 0.0), writer.signed_at)
         return heard
 
-    @_peers.default
     def _peer_facts(self) -> dict[str, PeerFacts]:
-        asked_at = self.records.asked_at()
+        asked_at = self._records.asked_at()
         return {
             name: PeerFacts(
                 peer.seen,
@@ -95,13 +98,12 @@ class StatusReport:
                 peer.heartbeat.every,
                 asked_at if peer.heartbeat.answers else None,
             )
-            for name, peer in self.records.peers.items()
+            for name, peer in self._records.peers.items()
         }
 
-    @_silence_since.default
     def _find_silence(self) -> float | None:
         """Return since when nothing has arrived, if several processes should speak."""
-        hearing, silent = self.records.hearing, self.limits.silent_after
+        hearing, silent = self._records.hearing, self._limits.silent_after
         if not hearing.is_up:
             return None
         heartbeats = (peer.heartbeat_at for peer in self._peers.values())
@@ -117,21 +119,19 @@ class StatusReport:
         ]
         return last if len(speaking) >= SEVERAL else None
 
-    @_newest_link.default
     def _find_newest_link(self) -> float:
-        links = self.records.links.values()
+        links = self._records.links.values()
         return max((link.since for link in links if link.up), default=0.0)
 
-    @_lost_links.default
     def _describe_lost_links(self) -> str:
-        links = self.records.links.items()
+        links = self._records.links.items()
         return "; ".join(f"{name}: {link.why}" for name, link in links if not link.up)
 
     # -- writers ----------------------------------------------------------------------
 
     def writers(self) -> list[WriterStatus]:
         """Return the status of each writer that matters."""
-        keys = dict.fromkeys((*self.records.writers, *self.readers))
+        keys = dict.fromkeys((*self._records.writers, *self._readers))
         return [self._writer(key) for key in keys if self._is_shown(key)]
 
     def _is_shown(self, key: tuple[str, str]) -> bool:
@@ -140,10 +140,10 @@ class StatusReport:
         A writer that the configuration does not name is not required to return: it is
         not shown after its goodbye, or if it was idle for long.
         """
-        writer = self.records.writers.get(key)
+        writer = self._records.writers.get(key)
         if writer is not None and writer.is_drained:
             return False
-        if key in self.expected:
+        if key in self._expected:
             return True
         if writer is None:
             return False
@@ -157,21 +157,21 @@ class StatusReport:
 
     def _is_followed(self, key: tuple[str, str]) -> bool:
         """Return whether rows of a writer are missing here."""
-        reader = self.readers.get(key)
+        reader = self._readers.get(key)
         return reader is not None and reader.state in _FETCHES
 
     def _oldest_event(self) -> float:
-        return self.now - self.limits.forget_after
+        return self._now - self._limits.forget_after
 
     def _writer(self, key: tuple[str, str]) -> WriterStatus:
-        writer = self.records.writers.get(key) or WriterRecord(self.now, self.now)
-        reader = self.readers.get(key)
+        writer = self._records.writers.get(key) or WriterRecord(self._now, self._now)
+        reader = self._readers.get(key)
         # A copy, because another thread may change the record meanwhile.
         writer = copy.copy(writer)
         facts = self._facts(key, writer, reader)
         written_at = writer.oldest()
-        found = diagnose(facts, self.now, self.limits)
-        heard_at = self.now if writer.heard_at is None else writer.heard_at
+        found = diagnose(facts, self._now, self._limits)
+        heard_at = self._now if writer.heard_at is None else writer.heard_at
         is_fetching = facts.state in _FETCHES and not facts.deaf_detail
         return WriterStatus(
             *key,
@@ -179,21 +179,21 @@ class StatusReport:
             writer.position,
             writer.announced,
             writer.lag(),
-            0.0 if written_at is None else self.now - written_at,
+            0.0 if written_at is None else self._now - written_at,
             writer.catch_up_from if is_fetching else None,
             found.reason,
-            0.0 if found.reason is None else self.now - found.since,
+            0.0 if found.reason is None else self._now - found.since,
             found.detail,
             tuple(writer.history),
             writer.link,
             "" if writer.heard_by is None else writer.heard_by.value,
-            self.now - heard_at,
+            self._now - heard_at,
         )
 
     def _facts(
         self, key: tuple[str, str], writer: WriterRecord, reader: Reader | None
     ) -> WriterFacts:
-        hearing = self.records.hearing
+        hearing = self._records.hearing
         link_name, link = self._link_of(key[1], writer)
         is_down = link is not None and not link.up
         work = None if reader is None else reader.work
@@ -220,7 +220,7 @@ class StatusReport:
 
         If only heartbeats were heard, it is a link to the writer itself.
         """
-        links = self.records.links
+        links = self._records.links
         if writer.link in links:
             return writer.link, links[writer.link]
         direct = [
@@ -235,7 +235,7 @@ class StatusReport:
 
     def _is_silent(self) -> bool:
         since = self._silence_since
-        return since is not None and self.now - since > self.limits.silent_after
+        return since is not None and self._now - since > self._limits.silent_after
 
     # -- peers, duplicates and links --------------------------------------------------
 
@@ -244,34 +244,34 @@ class StatusReport:
 
         A peer that the configuration does not name is left out after its goodbye.
         """
-        hearing = self.records.hearing
-        names = {name for _, name in self.expected}
-        for name, peer in sorted(self.records.peers.items()):
+        hearing = self._records.hearing
+        names = {name for _, name in self._expected}
+        for name, peer in sorted(self._records.peers.items()):
             facts = self._peers[name]
             if self._is_replaced(facts):
-                yield PeerStatus(name, "", "", "", self.now - facts.heard_at, False)
+                yield PeerStatus(name, "", "", "", self._now - facts.heard_at, False)
             elif name in names or not facts.is_leaving:
                 can_hear = hearing.is_up and not self._is_silent()
-                since = hearing.since if can_hear else self.now
-                until = heard_until(self.now, self._silence_since)
+                since = hearing.since if can_hear else self._now
+                until = heard_until(self._now, self._silence_since)
                 yield PeerStatus(
                     name,
                     peer.heartbeat.epoch,
                     peer.heartbeat.version,
                     peer.heartbeat.where,
-                    self.now - peer.seen,
-                    is_gone(facts, since, until, self.limits.silent_after),
+                    self._now - peer.seen,
+                    is_gone(facts, since, until, self._limits.silent_after),
                 )
 
     def _is_replaced(self, peer: PeerFacts) -> bool:
-        hearing = self.records.hearing
-        return is_replaced(peer, hearing.since if hearing.is_up else self.now)
+        hearing = self._records.hearing
+        return is_replaced(peer, hearing.since if hearing.is_up else self._now)
 
     def duplicates(self) -> Iterator[DuplicateStatus]:
         """Yield the instance names that two processes have used recently."""
-        for name, (places, seen) in sorted(self.records.duplicates.items()):
-            if self.now - seen < self.limits.duplicate_for:
-                yield DuplicateStatus(name, places, self.now - seen)
+        for name, (places, seen) in sorted(self._records.duplicates.items()):
+            if self._now - seen < self._limits.duplicate_for:
+                yield DuplicateStatus(name, places, self._now - seen)
 
     def links(self, buffers: Iterable[ConnectionBuffers]) -> Iterator[LinkStatus]:
         """Yield the status of each link, ordered by name.
@@ -285,9 +285,9 @@ class StatusReport:
                 commands + each.pending_commands,
                 size + each.send_buffer + each.kernel_send_buffer,
             )
-        for name, link in sorted(self.records.links.items()):
+        for name, link in sorted(self._records.links.items()):
             commands, size = queued.get(name, (0, 0))
-            since = self.now - link.since
+            since = self._now - link.since
             label = incoming_label(self._name_peer(name, link.peer), link.address)
             yield LinkStatus(label, link.up, since, link.why, commands, size)
 
@@ -303,14 +303,14 @@ class StatusReport:
         """Return the writers that were last heard on a link."""
         return {
             instance_name
-            for (_, instance_name), writer in self.records.writers.items()
+            for (_, instance_name), writer in self._records.writers.items()
             if writer.link == link
         }
 
     def cut_off_for(self) -> float:
         """Return for how long the process has had no link, in s; 0 if it has one."""
-        hearing = self.records.hearing
-        return 0.0 if hearing.is_up else self.now - hearing.since
+        hearing = self._records.hearing
+        return 0.0 if hearing.is_up else self._now - hearing.since
 
     # -- readiness --------------------------------------------------------------------
 
@@ -323,12 +323,12 @@ class StatusReport:
         hears nothing. A writer that is not absent delays readiness until, for the first
         time, it is live and all its rows have been delivered.
         """
-        has_links = needs_link or bool(self.records.links)
-        if has_links and not self.records.hearing.is_up:
+        has_links = needs_link or bool(self._records.links)
+        if has_links and not self._records.hearing.is_up:
             yield "no link is up"
         for status in writers:
             key = status.stream_name, status.instance_name
-            writer = self.records.writers.get(key)
+            writer = self._records.writers.get(key)
             if writer is None or writer.was_live or status.reason in _ABSENT:
                 continue
             if status.condition is not Condition.LIVE or status.lag:

@@ -27,7 +27,7 @@ from synapse_replication.pipeline.states import read_states, streams_of
 from synapse_replication.storage import queries
 from synapse_replication.storage.consistency import ConsistencyReport, StreamState
 from synapse_replication.storage.schema.deltas import DELTAS
-from synapse_replication.streams.table import IdColumn
+from synapse_replication.streams.id_column import IdColumn
 
 _WRITING = """
     SELECT DISTINCT c.relname, coalesce('process ' || l.pid, 'prepared')

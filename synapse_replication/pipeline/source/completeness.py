@@ -39,7 +39,7 @@ from synapse_replication.pipeline.source.offsets import StreamOffset
 from synapse_replication.pipeline.source.ranges import Present, Selection, ids_sql
 from synapse_replication.storage import queries
 from synapse_replication.storage.id_streams import exists, read_sequence
-from synapse_replication.streams.table import IdColumn
+from synapse_replication.streams.id_column import IdColumn
 
 #: How long to wait for transactions that write ``caches``, in s.
 LOCK_PATIENCE = 5.0

@@ -16,9 +16,9 @@ from typing import Any
 
 from msgspec import Struct
 
+from synapse_replication.streams.id_column import IdColumn
 from synapse_replication.streams.rows import RowCodec
 from synapse_replication.streams.stream import StreamDescription
-from synapse_replication.streams.table import IdColumn
 
 _ROW_TYPES = "synapse_replication.streams.standard.row_types"
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 import attrs
+from msgspec.structs import replace
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import PipelineError
@@ -24,15 +25,15 @@ from synapse_replication.storage.consistency import (
     WriterState,
 )
 from synapse_replication.storage.id_streams import IdStream
-from synapse_replication.streams.table import IdColumn
+from synapse_replication.streams.id_column import IdColumn
 
 STATE = StreamState(
     name="foo",
     stream=IdStream(
         stream_name="foo_stream",
         sequence="foo_seq",
-        tables=[IdColumn("foo", "stream_id", "instance_name")],
-        writers=["first", "second"],
+        tables=(IdColumn("foo", "stream_id", "instance_name"),),
+        writers=("first", "second"),
     ),
     sequence_value=9,
     farthest={"foo": 8},
@@ -44,7 +45,7 @@ def state(
     stored: Mapping[str, int] = MappingProxyType({}), *, negative: bool = False
 ) -> StreamState:
     """Return the state of the stream with these stored positions."""
-    stream = attrs.evolve(STATE.stream, negative=negative)
+    stream = replace(STATE.stream, negative=negative)
     writers = [WriterState(name, True, id_, 0) for name, id_ in stored.items()]
     return attrs.evolve(STATE, stream=stream, writers=writers)
 

@@ -8,8 +8,8 @@ from typing import Any
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import RowDecodeError
+from synapse_replication.streams.id_column import IdColumn
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS
-from synapse_replication.streams.table import IdColumn
 
 NAMES = [
     "events",
