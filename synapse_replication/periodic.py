@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from synapse_replication.handlers.interfaces import Clock
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from synapse_replication.handlers.interfaces import Clock
+
 
 #: How long after a multiple of its interval periodic work takes place, in s. Heartbeats
 #: are sent at the multiples: a look at the peers just before their heartbeats arrive

@@ -36,6 +36,8 @@ NOT_IN_HOST = (
     "synapse_replication.cli",
     "synapse_replication.config",
     "synapse_replication.dropin.protocol",
+    "synapse_replication.handlers.extension.interfaces",
+    "synapse_replication.handlers.interfaces",
     "synapse_replication.streams.table",
     "synapse_replication.tcp",
     "synapse_replication.wire.connection",

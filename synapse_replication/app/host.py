@@ -18,7 +18,8 @@ from synapse_replication.handlers.host_parts import (
     SyncingUsers,
     WriteNotifier,
 )
-from synapse_replication.handlers.interfaces import CommandSink, Identity, RowSink
+from synapse_replication.handlers.host_values import Identity
+from synapse_replication.handlers.interfaces import CommandSink, RowSink
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.instrumentation.hooks import ReplicationHooks
 from synapse_replication.redis.external_cache import ExternalCache

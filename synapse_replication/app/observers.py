@@ -9,7 +9,6 @@ from twisted.logger import Logger
 
 from synapse_replication.handlers.events import ConnectionBuffers
 from synapse_replication.handlers.handler import ReplicationCommandHandler
-from synapse_replication.handlers.interfaces import Clock, DelayedCall
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.instrumentation.composite import CompositeObserver
 from synapse_replication.instrumentation.hooks import ReplicationHooks
@@ -28,6 +27,7 @@ from synapse_replication.streams.stream import Stream
 
 if TYPE_CHECKING:
     from synapse_replication.app.tracing_export import SpanExport
+    from synapse_replication.handlers.interfaces import Clock, DelayedCall
 
 #: The interval in s at which the lag is sampled for the status page, and stalls are
 #: logged.

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from synapse_replication.errors import LocalProtocolError
 from synapse_replication.handlers.handler import ReplicationCommandHandler
 from synapse_replication.handlers.host_parts import MAX_USERS
-from synapse_replication.handlers.interfaces import SyncingUser
+from synapse_replication.handlers.host_values import SyncingUser
 from synapse_replication.handlers.sending.unsent import SENDABLE
 from synapse_replication.recent import RecentDict
 from synapse_replication.wire.commands import Command, UserSyncCommand

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from synapse_replication.handlers.epochs import PeerEpochs
 from synapse_replication.handlers.handler import ReplicationCommandHandler
-from synapse_replication.handlers.interfaces import ReplicationHost
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.storage.committed import ranges_of
 from synapse_replication.storage.stored_positions import StoredPositionCheck
@@ -15,6 +14,7 @@ from synapse_replication.storage.transactions import TransactionRunner
 from synapse_replication.streams.standard.registry import StandardStream
 
 if TYPE_CHECKING:
+    from synapse_replication.handlers.interfaces import ReplicationHost
     from synapse_replication.streams.table import TableStream
 
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from twisted.internet.defer import Deferred
 
@@ -32,7 +32,6 @@ from synapse_replication.dropin.observer import (
 from synapse_replication.dropin.settings import DropInSettings
 from synapse_replication.handlers.epochs import PeerEpochs
 from synapse_replication.handlers.handler import ReplicationCommandHandler
-from synapse_replication.handlers.interfaces import Clock
 from synapse_replication.handlers.receiving.partial_resync import PartialResync
 from synapse_replication.http.client import (
     HttpCatchUpClient,
@@ -43,6 +42,9 @@ from synapse_replication.http.resource import ReplicationResource
 from synapse_replication.streams.backlog import Backlog, BacklogOptions
 from synapse_replication.streams.standard.registry import MAIN_INSTANCE
 from synapse_replication.streams.stream import StreamUpdateResult
+
+if TYPE_CHECKING:
+    from synapse_replication.handlers.interfaces import Clock
 
 #: The key of the main process in ``instance_map``.
 _MAIN_IN_MAP = "main"

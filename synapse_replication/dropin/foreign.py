@@ -9,14 +9,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from synapse_replication.dropin.host_code import host_attribute
 from synapse_replication.handlers.handler import ReplicationCommandHandler
-from synapse_replication.handlers.interfaces import (
-    ConnectionHandler,
-    ReplicationConnection,
-)
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.handlers.redaction import without_secrets
 from synapse_replication.wire import commands
@@ -26,6 +22,12 @@ from synapse_replication.wire.rdata import (
     ReceivedItem,
     RefusedLine,
 )
+
+if TYPE_CHECKING:
+    from synapse_replication.handlers.interfaces import (
+        ConnectionHandler,
+        ReplicationConnection,
+    )
 
 
 class ForeignConnection:

@@ -1,12 +1,16 @@
-"""Creates the two ends of a direct TCP connection, for a host.
+"""Replacements for ``synapse.replication.tcp.protocol``.
 
-Their modules are loaded when the first end is created: a host with several processes
-connects them through Redis.
+The protocols are loaded when the first end of a direct TCP connection is created: a
+host with several processes connects them through Redis.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+
+from synapse_replication.dropin.foreign import as_connection_handler
+from synapse_replication.dropin.observer import observer_of
+from synapse_replication.dropin.synapse_host import HostClock
 
 if TYPE_CHECKING:
     from synapse_replication.dropin import protocol
@@ -18,7 +22,13 @@ def make_server_end(
     """Return the server's end of a connection."""
     from synapse_replication.dropin.protocol import DropInServerProtocol
 
-    return DropInServerProtocol(hs, server_name, clock, handler)
+    observer = observer_of(hs)
+    return DropInServerProtocol(
+        server_name,
+        HostClock(clock, hs.get_reactor()),
+        as_connection_handler(handler, hs.run_as_background_process, observer),
+        observer,
+    )
 
 
 def make_client_end(
@@ -27,4 +37,11 @@ def make_client_end(
     """Return the client's end of a connection."""
     from synapse_replication.dropin.protocol import DropInClientProtocol
 
-    return DropInClientProtocol(hs, client_name, server_name, clock, command_handler)
+    observer = observer_of(hs)
+    return DropInClientProtocol(
+        client_name,
+        server_name,
+        HostClock(clock, hs.get_reactor()),
+        as_connection_handler(command_handler, hs.run_as_background_process, observer),
+        observer,
+    )

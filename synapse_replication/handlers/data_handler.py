@@ -22,13 +22,8 @@ import attrs
 from twisted.internet.defer import Deferred
 
 from synapse_replication.errors import WaitTimeoutError
-from synapse_replication.handlers.interfaces import (
-    Clock,
-    DelayedCall,
-    EpochSink,
-    LateRowSink,
-    RowSink,
-)
+from synapse_replication.handlers.interfaces import Clock, DelayedCall, RowSink
+from synapse_replication.handlers.row_sinks import EpochSink, LateRowSink
 from synapse_replication.handlers.stream_tokens import StreamTokenWatch, find_stream
 from synapse_replication.streams.stream import Stream
 from synapse_replication.streams.tokens import MultiWriterStreamToken
@@ -72,7 +67,7 @@ class ReplicationDataHandler:
 
     :param streams: the streams by name.
     :param sink: the host's own sink, which may be an
-        :class:`~synapse_replication.handlers.interfaces.EpochSink`.
+        :class:`~synapse_replication.handlers.row_sinks.EpochSink`.
     :param largest_token: returns the upper bound of positions to wait for. Waiting for
         a token that was never allocated, for instance after the database was restored
         from a backup, would never succeed. ``None`` for no upper bound.

@@ -16,7 +16,7 @@ Commands and refused lines are counted by the connections, not by the handler.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct, field
 
@@ -33,10 +33,6 @@ from synapse_replication.handlers.events import (
     FeatureUnavailable,
 )
 from synapse_replication.handlers.host_commands import HostCommandDispatcher
-from synapse_replication.handlers.interfaces import (
-    ReplicationConnection,
-    ReplicationHost,
-)
 from synapse_replication.handlers.link import Link
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.handlers.receiving.context import (
@@ -59,6 +55,12 @@ from synapse_replication.wire.rdata import (
     ReceivedItem,
     RefusedLine,
 )
+
+if TYPE_CHECKING:
+    from synapse_replication.handlers.interfaces import (
+        ReplicationConnection,
+        ReplicationHost,
+    )
 
 
 class HandlerOptions(Struct, frozen=True):

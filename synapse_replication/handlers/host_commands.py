@@ -11,13 +11,9 @@ LOCK_RELEASED are also relayed to other peers over direct TCP.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from synapse_replication.handlers.events import Discarded, DiscardReason
-from synapse_replication.handlers.interfaces import (
-    ReplicationConnection,
-    ReplicationHost,
-)
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.handlers.relay import RELAYED, CopyFilter
 from synapse_replication.handlers.sending.sender import CommandSender
@@ -25,7 +21,11 @@ from synapse_replication.handlers.user_syncs import UserSyncDeduplicator
 from synapse_replication.streams.stream import AcknowledgedStream
 from synapse_replication.wire import commands
 
-_Filter: TypeAlias = Callable[[ReplicationConnection, Any], bool]
+if TYPE_CHECKING:
+    from synapse_replication.handlers.interfaces import (
+        ReplicationConnection,
+        ReplicationHost,
+    )
 
 
 def _always(connection: ReplicationConnection, command: commands.Command) -> bool:
@@ -51,7 +51,9 @@ class HostCommandDispatcher:
         self._relayed = CopyFilter()
         self._delivered = CopyFilter()
         #: The commands for the host: whether a command must be delivered.
-        self._filters: dict[type[commands.Command], _Filter] = {
+        self._filters: dict[
+            type[commands.Command], Callable[[ReplicationConnection, Any], bool]
+        ] = {
             commands.UserSyncCommand: self._is_news,
             commands.ClearUserSyncsCommand: self._clears_another,
             commands.FederationAckCommand: self._acknowledge,

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from msgspec import Struct
 
-from synapse_replication.handlers.interfaces import ReplicationConnection
+if TYPE_CHECKING:
+    from synapse_replication.handlers.interfaces import ReplicationConnection
 
 
 class Link(Struct, frozen=True, eq=False):

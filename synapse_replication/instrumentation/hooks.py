@@ -17,7 +17,7 @@ docs/plugging-in.rst has examples.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
-from typing import Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from twisted.internet.defer import maybeDeferred
 from twisted.python.failure import Failure
@@ -25,13 +25,15 @@ from typing_extensions import override
 
 from synapse_replication.errors import HooksOverflowError
 from synapse_replication.handlers import events
-from synapse_replication.handlers.interfaces import Clock, DelayedCall
 from synapse_replication.handlers.observer import ReplicationObserver, handles
 from synapse_replication.instrumentation.status.model import (
     Condition,
     ProcessStatus,
     StallReason,
 )
+
+if TYPE_CHECKING:
+    from synapse_replication.handlers.interfaces import Clock, DelayedCall
 
 #: The maximum number of events that wait for delivery.
 MAX_WAITING = 1000

@@ -29,11 +29,11 @@ from synapse_replication.handlers.handler import (
     ReplicationCommandHandler,
 )
 from synapse_replication.handlers.host_parts import SyncingUsers, WriteNotifier
+from synapse_replication.handlers.host_values import Identity
 from synapse_replication.handlers.interfaces import (
     BackgroundRunner,
     Clock,
     CommandSink,
-    Identity,
     Notifier,
     RowSink,
     StreamDirectory,

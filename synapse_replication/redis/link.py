@@ -10,7 +10,7 @@ from typing import Any
 from twisted.internet.defer import TimeoutError
 
 from synapse_replication.handlers.events import ConnectionBuffers
-from synapse_replication.handlers.extension.extension import ExtensionHandler
+from synapse_replication.handlers.extension.interfaces import ExtensionHandler
 from synapse_replication.handlers.interfaces import ConnectionHandler
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.redis.endpoint import RedisEndpoint

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import txredisapi
 from twisted.python.failure import Failure
@@ -23,10 +23,6 @@ from typing_extensions import override
 
 from synapse_replication.errors import ExtensionMessageError, LineTooLongError
 from synapse_replication.handlers.events import FeatureUnavailable, LineRefused
-from synapse_replication.handlers.extension.extension import ExtensionHandler
-from synapse_replication.handlers.interfaces import (
-    ConnectionHandler,
-)
 from synapse_replication.redis.factory import RedisLink, SynapseRedisFactory
 from synapse_replication.redis.ledger import EXTENSION
 from synapse_replication.redis.resp import (
@@ -48,6 +44,10 @@ from synapse_replication.wire.rdata import (
     read_lines,
     refuse_long_line,
 )
+
+if TYPE_CHECKING:
+    from synapse_replication.handlers.extension.interfaces import ExtensionHandler
+    from synapse_replication.handlers.interfaces import ConnectionHandler
 
 #: The longest line to publish or to accept, in bytes. Redis itself allows 512 MiB.
 MAX_LINE_LENGTH = 1024 * 1024

@@ -49,13 +49,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from twisted.internet.defer import Deferred, succeed
 from twisted.internet.interfaces import IReactorFromThreads
 
 from synapse_replication.errors import StreamConfigurationError
-from synapse_replication.handlers.interfaces import Clock
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.storage.id_streams import IdStream, read_sequence
 from synapse_replication.storage.locked_positions import LockedPositions
@@ -69,6 +68,9 @@ from synapse_replication.storage.sequence_check import SequenceCheck
 from synapse_replication.storage.sequences import fetch_ids, load_positions
 from synapse_replication.storage.transactions import SettlingRunner, TransactionRunner
 from synapse_replication.streams.writer_positions import WriterPositions
+
+if TYPE_CHECKING:
+    from synapse_replication.handlers.interfaces import Clock
 
 T = TypeVar("T")
 

@@ -10,7 +10,7 @@ stream's sign. This module uses neither the reactor nor the log.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
@@ -44,8 +44,8 @@ class IdStream(Struct, frozen=True, kw_only=True):
 
     stream_name: str
     sequence: str
-    tables: tuple[IdColumn, ...]
-    writers: tuple[str, ...]
+    tables: Sequence[IdColumn]
+    writers: Sequence[str]
     negative: bool = False
     plausible_distance: int = PLAUSIBLE_DISTANCE
 

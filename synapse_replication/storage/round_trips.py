@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
@@ -30,12 +30,14 @@ from synapse_replication.handlers.events import (
     PositionPersistFailed,
     PositionWrite,
 )
-from synapse_replication.handlers.interfaces import Clock
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.storage import queries
 from synapse_replication.storage.id_streams import IdStream
 from synapse_replication.storage.locked_positions import LockedPositions
 from synapse_replication.storage.transactions import TransactionRunner
+
+if TYPE_CHECKING:
+    from synapse_replication.handlers.interfaces import Clock
 
 T = TypeVar("T")
 

@@ -19,19 +19,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from twisted.internet.interfaces import IReactorFromThreads
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from synapse_replication.errors import ImplausiblePositionError
-from synapse_replication.handlers.interfaces import Clock
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.storage.id_streams import IdStream, read_sequence
 from synapse_replication.storage.sequences import skip_ids
 from synapse_replication.storage.transactions import TransactionRunner
 from synapse_replication.streams.writer_positions import WriterPositions
+
+if TYPE_CHECKING:
+    from synapse_replication.handlers.interfaces import Clock
 
 _log = Logger()
 

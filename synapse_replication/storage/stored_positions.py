@@ -34,7 +34,7 @@ import random
 from bisect import bisect
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import psycopg2
 from msgspec import Struct
@@ -43,7 +43,6 @@ from twisted.python.failure import Failure
 from synapse_replication.errors import StorageError
 from synapse_replication.handlers.events import DatabaseSetBack
 from synapse_replication.handlers.handler import ReplicationCommandHandler
-from synapse_replication.handlers.interfaces import Clock, DelayedCall
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.periodic import until_next
 from synapse_replication.storage import queries
@@ -54,6 +53,9 @@ from synapse_replication.storage.committed import (
 )
 from synapse_replication.storage.row_queries import RangeQuery
 from synapse_replication.storage.transactions import TransactionRunner
+
+if TYPE_CHECKING:
+    from synapse_replication.handlers.interfaces import Clock, DelayedCall
 
 #: How long a stored position must be ahead before its rows are fetched, in s.
 GRACE: Final = 2.0

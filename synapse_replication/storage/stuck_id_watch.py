@@ -18,16 +18,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from synapse_replication.handlers.interfaces import Clock
 from synapse_replication.storage import queries
 from synapse_replication.storage.id_generators import MultiWriterIdGenerator
 from synapse_replication.streams.stuck_ids import StuckId
+
+if TYPE_CHECKING:
+    from synapse_replication.handlers.interfaces import Clock
 
 _log = Logger()
 

@@ -19,7 +19,7 @@ import hashlib
 import itertools
 from collections.abc import Callable
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psycopg2
 from msgspec import Struct
@@ -28,9 +28,11 @@ from twisted.logger import Logger
 
 from synapse_replication.backoff import Backoff
 from synapse_replication.errors import StorageError
-from synapse_replication.handlers.interfaces import Clock, DelayedCall
 from synapse_replication.storage.transactions import TransactionRunner
 from synapse_replication.transport.failures import one_line
+
+if TYPE_CHECKING:
+    from synapse_replication.handlers.interfaces import Clock, DelayedCall
 
 #: How long to wait for a lock that another process holds, in s.
 WAIT = 10.0

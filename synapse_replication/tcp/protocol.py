@@ -38,7 +38,7 @@ from synapse_replication.handlers.events import (
     LinkDown,
     LinkUp,
 )
-from synapse_replication.handlers.extension.extension import ExtensionHandler
+from synapse_replication.handlers.extension.interfaces import ExtensionHandler
 from synapse_replication.handlers.interfaces import (
     Clock,
     ConnectionHandler,

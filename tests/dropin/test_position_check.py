@@ -12,7 +12,7 @@ from synapse_replication.app import position_check
 from synapse_replication.dropin.position_check import start_host_position_check
 from synapse_replication.dropin.settings import variable
 from synapse_replication.handlers.epochs import PeerEpochs
-from synapse_replication.handlers.interfaces import Identity
+from synapse_replication.handlers.host_values import Identity
 from tests.dropin.host import FakeHomeserver, FakeStream, fake_modules
 
 

@@ -7,10 +7,7 @@ from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.dropin.protocol import (
-    DropInClientProtocol,
-    DropInServerProtocol,
-)
+from synapse_replication.dropin.tcp_ends import make_client_end, make_server_end
 from tests.dropin.host import FakeStream
 from tests.dropin.strict import StrictCluster, join
 
@@ -109,10 +106,10 @@ class StrictDirectTests(SynchronousTestCase):
         main.get_presence_handler = lambda: SimpleNamespace(
             get_currently_syncing_users_for_replication=list
         )
-        server: Any = DropInServerProtocol(
+        server: Any = make_server_end(
             main, "test", main.clock, main.get_replication_command_handler()
         )
-        client: Any = DropInClientProtocol(
+        client: Any = make_client_end(
             worker,
             "w",
             "test",

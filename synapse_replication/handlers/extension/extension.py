@@ -41,7 +41,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 from zlib import crc32
 
 from msgspec import Struct
@@ -71,11 +71,6 @@ from synapse_replication.handlers.extension.watches import (
     Watches,
 )
 from synapse_replication.handlers.handler import ReplicationCommandHandler
-from synapse_replication.handlers.interfaces import (
-    DelayedCall,
-    ReplicationConnection,
-    ReplicationHost,
-)
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.handlers.relay import RELAYED
 from synapse_replication.streams.backlog import Backlog
@@ -91,6 +86,14 @@ from synapse_replication.wire.extension import (
     parse_message,
     parse_rows_message,
 )
+
+if TYPE_CHECKING:
+    from synapse_replication.handlers.extension.interfaces import ExtensionConnection
+    from synapse_replication.handlers.interfaces import (
+        DelayedCall,
+        ReplicationConnection,
+        ReplicationHost,
+    )
 
 #: A hello contains the names of the followed streams only up to this number of streams,
 #: so that it fits into a line. Without the names, peers send all streams.
@@ -113,57 +116,6 @@ MOST_SILENT: Final = 10
 
 #: The shortest delay until a heartbeat, in s.
 MIN_DELAY: Final = 0.01
-
-
-class ExtensionConnection(ReplicationConnection, Protocol):
-    """A link on which extension messages can be sent.
-
-    :ivar is_direct: whether the link is a direct TCP connection to one peer.
-    :ivar has_own_channel: whether messages for this instance alone arrive on the link.
-    """
-
-    is_direct: bool
-    has_own_channel: bool
-
-    def send_extension(self, payloads: Sequence[bytes], to: str = "") -> None:
-        """Send messages, in order with the rows and commands on the link.
-
-        :param to: the only instance that receives them; empty for all. A direct link
-            has only one peer.
-
-        The messages are dropped if the link currently cannot send. Never raises.
-        """
-        ...
-
-
-class ExtensionHandler(Protocol):
-    """The part of :class:`ReplicationExtension` that links use.
-
-    :ivar instance_name: the name of this instance.
-    """
-
-    instance_name: str
-
-    def extension_up(self, connection: ExtensionConnection) -> None:
-        """Add a link on which messages can be sent and received."""
-        ...
-
-    def extension_down(self, connection: ExtensionConnection) -> None:
-        """Remove a link."""
-        ...
-
-    def sending_resumed(self) -> None:
-        """Publish a hello again: earlier messages may not have arrived.
-
-        Never raises. Only links over Redis call it.
-        """
-        ...
-
-    def extension_received(
-        self, connection: ExtensionConnection, payload: bytes
-    ) -> None:
-        """Handle one message, in order with the items of the command handler."""
-        ...
 
 
 class ExtensionOptions(Struct, frozen=True):

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from msgspec import Struct, field
 
 from synapse_replication.backoff import Backoff
 from synapse_replication.handlers.events import Discarded, DiscardReason
-from synapse_replication.handlers.interfaces import (
-    BackgroundRunner,
-    Clock,
-    EpochSink,
-    RowSink,
-)
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.handlers.receiving.pacer import Pacer
 from synapse_replication.handlers.receiving.partial_resync import PartialResync
+from synapse_replication.handlers.row_sinks import EpochSink
 from synapse_replication.streams.stream import CheckedStream, Stream
 from synapse_replication.streams.writer_positions import PLAUSIBLE_DISTANCE
+
+if TYPE_CHECKING:
+    from synapse_replication.handlers.interfaces import BackgroundRunner, Clock, RowSink
 
 
 class ReceiverOptions(Struct, frozen=True):

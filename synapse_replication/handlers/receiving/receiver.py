@@ -38,7 +38,6 @@ from synapse_replication.handlers.events import (
     RowsUnannounced,
     UnannouncedFound,
 )
-from synapse_replication.handlers.interfaces import LateRowSink
 from synapse_replication.handlers.link import Link
 from synapse_replication.handlers.receiving.catch_up import (
     CatchUps,
@@ -59,6 +58,7 @@ from synapse_replication.handlers.receiving.writers import (
     Writer,
     Writers,
 )
+from synapse_replication.handlers.row_sinks import LateRowSink
 from synapse_replication.streams.ledger import TokenLedger
 from synapse_replication.streams.reader import Finding, Reader, Verdict
 from synapse_replication.streams.stream import RemovedWriter

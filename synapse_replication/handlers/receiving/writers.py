@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from msgspec import Struct, field
 
 from synapse_replication.handlers.events import Resync
-from synapse_replication.handlers.interfaces import DelayedCall
 from synapse_replication.handlers.link import Link
 from synapse_replication.handlers.receiving.context import StreamContext
 from synapse_replication.streams.ledger import TokenLedger
 from synapse_replication.streams.reader import Reader, ReaderPolicy
 from synapse_replication.wire.commands import PositionCommand
 from synapse_replication.wire.rdata import InterleavedGroup, RdataGroup
+
+if TYPE_CHECKING:
+    from synapse_replication.handlers.interfaces import DelayedCall
 
 
 class LostRow(Struct, frozen=True):

@@ -17,7 +17,7 @@ See docs/failure-modes.rst: failure-unprompted-announcement.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from synapse_replication.errors import LineTooLongError
 from synapse_replication.handlers.events import (
@@ -26,10 +26,6 @@ from synapse_replication.handlers.events import (
     LinksChanged,
     RowsSent,
     SendingFailed,
-)
-from synapse_replication.handlers.interfaces import (
-    ReplicationConnection,
-    ReplicationHost,
 )
 from synapse_replication.handlers.link import Link
 from synapse_replication.handlers.observer import ReplicationObserver
@@ -43,6 +39,12 @@ from synapse_replication.wire.commands import (
     RdataCommand,
 )
 from synapse_replication.wire.rdata import rdata_lines
+
+if TYPE_CHECKING:
+    from synapse_replication.handlers.interfaces import (
+        ReplicationConnection,
+        ReplicationHost,
+    )
 
 
 class SendingListener(Protocol):

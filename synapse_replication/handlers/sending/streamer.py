@@ -31,7 +31,7 @@ from __future__ import annotations
 import random
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -44,7 +44,6 @@ from synapse_replication.handlers.events import (
     DiscardReason,
     SendingFailed,
 )
-from synapse_replication.handlers.interfaces import DelayedCall, ReplicationHost
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.handlers.sending.sender import CommandSender
 from synapse_replication.streams.pages import (
@@ -54,6 +53,9 @@ from synapse_replication.streams.pages import (
 )
 from synapse_replication.streams.rows import decode_json, encode_json_rows
 from synapse_replication.streams.stream import JsonValue, Stream
+
+if TYPE_CHECKING:
+    from synapse_replication.handlers.interfaces import DelayedCall, ReplicationHost
 
 #: The time after which streams are checked again if something is left to do, for
 #: instance rows that could not be fetched, in s.

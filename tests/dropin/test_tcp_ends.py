@@ -5,10 +5,8 @@ from __future__ import annotations
 from twisted.internet.testing import StringTransport
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.dropin.protocol import (
-    DropInClientProtocol,
-    DropInServerProtocol,
-)
+from synapse_replication.dropin.protocol import DropInClientProtocol
+from synapse_replication.dropin.tcp_ends import make_client_end, make_server_end
 from synapse_replication.wire.commands import parse_command_from_line
 from tests.dropin.host import FakeHomeserver, SingleCommandHandler, fake_modules
 
@@ -29,13 +27,11 @@ class ProtocolTests(SynchronousTestCase):
         self.handler = SingleCommandHandler()
 
     def _client(self) -> DropInClientProtocol:
-        return DropInClientProtocol(
-            self.hs, "client", "test", self.hs.clock, self.handler
-        )
+        return make_client_end(self.hs, "client", "test", self.hs.clock, self.handler)
 
     def test_server(self) -> None:
         """The server sends SERVER and PING, and receives the client's commands."""
-        server = DropInServerProtocol(self.hs, "test", self.hs.clock, self.handler)
+        server = make_server_end(self.hs, "test", self.hs.clock, self.handler)
         transport = StringTransport()
         server.makeConnection(transport)
         self.assertTrue(transport.value().startswith(b"SERVER test\nPING "))
