@@ -90,6 +90,7 @@ class ReplicationCommandHandler:
     be added.
 
     :ivar sender: sends this process's commands, rows and positions on all connections.
+    :ivar receivers: the receiver of each stream, by name.
 
     :raises StreamConfigurationError: if the host writes a stream that its
         ``get_streams()`` does not return.
@@ -119,10 +120,10 @@ class ReplicationCommandHandler:
         if host.stores_user_ips:
             self.subscribe_to_channel(commands.UserIpCommand.NAME)
         self._answers = PositionAnswers(self.sender, host.clock)
-        self._receivers = self._make_receivers(options)
+        self.receivers = self._make_receivers(options)
         self._report_unchecked(host.streams.get_streams().values())
         for stream in host.streams.get_streams_to_replicate():
-            if stream.description.name not in self._receivers:
+            if stream.description.name not in self.receivers:
                 raise StreamConfigurationError(
                     f"{self._instance_name} writes {stream.description.name}, but "
                     "its host's get_streams() does not return that stream; add it there"
@@ -190,13 +191,13 @@ class ReplicationCommandHandler:
         """Return the reader of each writer, by (stream, writer). Thread-safe."""
         return {
             (stream_name, instance_name): reader
-            for stream_name, receiver in self._receivers.items()
+            for stream_name, receiver in self.receivers.items()
             for instance_name, reader in receiver.readers().items()
         }
 
     async def wait_until_idle(self) -> None:
         """Wait until all received rows and positions have been handled."""
-        for receiver in self._receivers.values():
+        for receiver in self.receivers.values():
             await receiver.wait_until_empty()
 
     # -- connections -------------------------------------------------------------------
@@ -227,7 +228,7 @@ class ReplicationCommandHandler:
 
     def _begin(self, connection: ReplicationConnection) -> None:
         link = self.sender.add(connection)
-        for receiver in self._receivers.values():
+        for receiver in self.receivers.values():
             receiver.link_up(link)
 
     def _send_syncing_users(self, connection: ReplicationConnection) -> None:
@@ -247,7 +248,7 @@ class ReplicationCommandHandler:
         """Forget a connection and all state that depended on it."""
         link = self.sender.remove(connection)
         if link is not None:
-            for receiver in self._receivers.values():
+            for receiver in self.receivers.values():
                 receiver.link_lost(link)
             self._dispatcher.forget_copies(connection)
             self._answers.forget(connection)
@@ -279,7 +280,7 @@ class ReplicationCommandHandler:
         self._answers.excuse(connection)
 
     def _handle_rows(self, link: Link, group: RdataGroup) -> None:
-        receiver = self._receivers.get(group.stream_name)
+        receiver = self.receivers.get(group.stream_name)
         if group.instance_name == self._instance_name:
             reason = DiscardReason.OWN_ECHO
         elif receiver is None:
@@ -294,7 +295,7 @@ class ReplicationCommandHandler:
         )
 
     def _handle_interleaved(self, link: Link, group: InterleavedGroup) -> None:
-        receiver = self._receivers.get(group.stream_name)
+        receiver = self.receivers.get(group.stream_name)
         if receiver is None or not all(
             self._admits(group.stream_name, name) for name in set(group.instance_names)
         ):
@@ -324,13 +325,13 @@ class ReplicationCommandHandler:
         )
         if evicted is not None:
             stream_name, instance_name = evicted
-            if stream_name in self._receivers:
-                self._receivers[stream_name].forget_writer(instance_name)
+            if stream_name in self.receivers:
+                self.receivers[stream_name].forget_writer(instance_name)
         return is_admitted
 
     def _handle_refused_line(self, link: Link, refused: RefusedLine) -> None:
         if refused.stream_name is not None and refused.instance_name is not None:
-            receiver = self._receivers.get(refused.stream_name)
+            receiver = self.receivers.get(refused.stream_name)
             if (
                 receiver is not None
                 and refused.instance_name != self._instance_name
@@ -410,7 +411,7 @@ class ReplicationCommandHandler:
         if link is None:
             return
         for stream_name, token in tokens.items():
-            receiver = self._receivers.get(stream_name)
+            receiver = self.receivers.get(stream_name)
             if receiver is None or not self._admits(stream_name, instance_name):
                 continue
             if epoch is not None:
@@ -421,34 +422,13 @@ class ReplicationCommandHandler:
                 link, instance_name, token, is_first=is_new_epoch
             )
 
-    def known_position(self, stream_name: str, instance_name: str) -> int:
-        """Return the token up to which rows were delivered or are being fetched."""
-        return self._receivers[stream_name].known_position(instance_name)
-
-    def range_to_verify(
-        self, stream_name: str, instance_name: str, stored: int, *, is_wanted: bool
-    ) -> tuple[int, int] | None:
-        """Return the range of delivered tokens to compare with the database.
-
-        See :class:`~synapse_replication.handlers.receiving.receiver.StreamReceiver`.
-        """
-        return self._receivers[stream_name].range_to_verify(
-            instance_name, stored, is_wanted=is_wanted
-        )
-
-    def verify(
-        self, stream_name: str, instance_name: str, committed: Sequence[int], upto: int
-    ) -> None:
-        """Compare delivered tokens with committed ones; deliver missing rows late."""
-        self._receivers[stream_name].verify(instance_name, committed, upto)
-
     def stored_position(self, stream_name: str, instance_name: str, token: int) -> None:
         """Fetch rows up to a stored position that its writer has not announced.
 
         Without a link, do nothing: no announcement could have arrived.
         """
         if self.sender.links and self._admits(stream_name, instance_name):
-            self._receivers[stream_name].enqueue_stored_position(instance_name, token)
+            self.receivers[stream_name].enqueue_stored_position(instance_name, token)
 
     # -- commands ----------------------------------------------------------------------
 
@@ -478,7 +458,7 @@ class ReplicationCommandHandler:
     ) -> None:
         """Enqueue a writer's position behind the rows that arrived before it."""
         link = self.sender.links.get(connection)
-        receiver = self._receivers.get(command.stream_name)
+        receiver = self.receivers.get(command.stream_name)
         if command.instance_name == self._instance_name:
             reason = DiscardReason.OWN_ECHO
         elif receiver is None:

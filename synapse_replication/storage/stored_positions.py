@@ -237,7 +237,7 @@ class StoredPositionCheck:
     def _sample(self) -> None:
         self._samples.append(
             {
-                (name, writer): self._handler.known_position(name, writer)
+                (name, writer): self._known_position(name, writer)
                 for (_, writer), name in self._writers.items()
             }
         )
@@ -248,6 +248,9 @@ class StoredPositionCheck:
         self._skipped = 0
         delay = self._uniform(0, JITTER * self._interval)
         self._timer = self._clock.call_later(delay, self._read)
+
+    def _known_position(self, stream_name: str, instance_name: str) -> int:
+        return self._handler.receivers[stream_name].known_position(instance_name)
 
     def _read(self) -> None:
         ranges, samples = self._ranges_to_verify(), list(self._samples)
@@ -291,8 +294,8 @@ class StoredPositionCheck:
         for (stream_name, instance_name), stored in self._stored.items():
             if stream_name in self._tables:
                 is_wanted = not self._is_reporting(instance_name)
-                range_ = self._handler.range_to_verify(
-                    stream_name, instance_name, stored, is_wanted=is_wanted
+                range_ = self._handler.receivers[stream_name].range_to_verify(
+                    instance_name, stored, is_wanted=is_wanted
                 )
                 if range_ is not None:
                     found[stream_name, instance_name] = range_
@@ -304,8 +307,8 @@ class StoredPositionCheck:
         self._look_for_set_back(found)
         self._stored, self._timeline = found.tokens, found.timeline
         if self._is_running:
-            for key, (complete, upto) in found.committed.items():
-                self._handler.verify(*key, complete, upto)
+            for (stream_name, writer), (complete, upto) in found.committed.items():
+                self._handler.receivers[stream_name].verify(writer, complete, upto)
         ahead = self._still_ahead(found.tokens)
         if ahead and self._is_running:
             self._timer = self._clock.call_later(GRACE, self._report_ahead, ahead)
@@ -314,7 +317,7 @@ class StoredPositionCheck:
 
     def _look_for_set_back(self, found: _Found) -> None:
         lower = {
-            key: (token, self._handler.known_position(*key))
+            key: (token, self._known_position(*key))
             for key, token in found.stored.items()
             if token < self._stored.get(key, token)
         }
@@ -341,7 +344,7 @@ class StoredPositionCheck:
         return {
             key: token
             for key, token in tokens.items()
-            if token > self._handler.known_position(*key)
+            if token > self._known_position(*key)
         }
 
     def _failed(self, failure: Failure) -> None:

@@ -75,7 +75,7 @@ class HandlerTests(SynchronousTestCase):
         self.host.reactor.pump([0.1] * 10)
 
     def _writers(self) -> list[str]:
-        receivers = self.handler._receivers.values()
+        receivers = self.handler.receivers.values()
         return [writer.name for each in receivers for writer in each._writers.all()]
 
     def test_no_state_for_undeclared_writers(self) -> None:

@@ -22,6 +22,30 @@ from tests.storage.doubles import FakeReactor, PostgresMixin, RecordingObserver
 INTERVAL = 5.0
 
 
+class ReceiverDouble:
+    """The receiver of one stream.
+
+    :param known: the token up to which the rows of each (stream, writer) are known.
+    :ivar verified: the arguments of all calls of :meth:`verify`.
+    """
+
+    def __init__(self, stream_name: str, known: dict[tuple[str, str], int]) -> None:
+        self._stream_name = stream_name
+        self._known = known
+        self.verified: list[tuple[str, list[int], int]] = []
+
+    def known_position(self, instance_name: str) -> int:
+        return self._known[self._stream_name, instance_name]
+
+    def range_to_verify(
+        self, instance_name: str, stored: int, *, is_wanted: bool
+    ) -> tuple[int, int] | None:
+        return (5, stored) if is_wanted and stored > 5 else None
+
+    def verify(self, *found: Any) -> None:
+        self.verified.append(found)
+
+
 class StoredPositionCheckTests(PostgresMixin, TestCase):
     """A reader of ``foo``, which is called ``foobar`` in the table."""
 
@@ -37,7 +61,9 @@ class StoredPositionCheckTests(PostgresMixin, TestCase):
         self.addCleanup(self.database.close)
         self.known = {("foo", "w1"): 5, ("foo", "w2"): 5}
         self.reported: list[tuple[str, str, int]] = []
-        self.verified: list[tuple[str, str, list[int], int]] = []
+        self.receivers = {
+            name: ReceiverDouble(name, self.known) for name in ("foo", "bar")
+        }
         self.speakers = {"w2"}
         self.store(w1=5, w2=5, me=9, removed=9)
         self.check = self.make(self.database)
@@ -73,19 +99,8 @@ class StoredPositionCheckTests(PostgresMixin, TestCase):
 
     # -- the command handler ----------------------------------------------------------
 
-    def known_position(self, *key: str) -> int:
-        return self.known[key]  # type: ignore[index]
-
     def stored_position(self, *found: Any) -> None:
         self.reported.append(found)
-
-    def range_to_verify(
-        self, stream_name: str, instance_name: str, stored: int, *, is_wanted: bool
-    ) -> tuple[int, int] | None:
-        return (5, stored) if is_wanted and stored > 5 else None
-
-    def verify(self, *found: Any) -> None:
-        self.verified.append(found)
 
     # -- the table --------------------------------------------------------------------
 
@@ -147,7 +162,7 @@ class StoredPositionCheckTests(PostgresMixin, TestCase):
         has no rows any more is reported, although rows were written since.
         """
         self.write_rows("w1", 3, 5)
-        self.known = dict.fromkeys(self.known, 5)
+        self.known.update(dict.fromkeys(self.known, 5))
         await self.read()
         self.known["foo", "w1"] = 9
         self.known["foo", "w2"] = 8
@@ -167,7 +182,7 @@ class StoredPositionCheckTests(PostgresMixin, TestCase):
         """A promoted standby that has all rows is reported without ranges."""
         self.write_rows("w1", 5)
         self.write_rows("w2", 9)
-        self.known = dict.fromkeys(self.known, 9)
+        self.known.update(dict.fromkeys(self.known, 9))
         await self.read()
         self.check._timeline = "00000000"
         await self.read()
@@ -198,13 +213,13 @@ class StoredPositionCheckTests(PostgresMixin, TestCase):
         """
         self.write_rows("w1", 5, 6, 8, 9)
         self.write_rows("w2", 7)
-        self.known = dict.fromkeys(self.known, 9)
+        self.known.update(dict.fromkeys(self.known, 9))
         self.advance_position("w1", 8)
         self.advance_position("w2", 7)
         await self.read()
-        self.assertEqual(self.verified, [])
+        self.assertEqual(self.receivers["foo"].verified, [])
         await self.read()
-        self.assertEqual(self.verified, [("foo", "w1", [6, 8], 8)])
+        self.assertEqual(self.receivers["foo"].verified, [("w1", [6, 8], 8)])
 
     async def test_without_stored_positions(self) -> None:
         """In a stream without stored positions, the newest rows are compared."""

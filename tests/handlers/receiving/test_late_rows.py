@@ -35,12 +35,12 @@ class LateRowsTests(SynchronousTestCase):
     def range_to_verify(
         self, stored: int, *, is_wanted: bool = True
     ) -> tuple[int, int] | None:
-        return self.process.handler.range_to_verify(
-            "events", "w", stored, is_wanted=is_wanted
+        return self.process.handler.receivers["events"].range_to_verify(
+            "w", stored, is_wanted=is_wanted
         )
 
     def verify(self, committed: Sequence[int], upto: int) -> None:
-        self.process.handler.verify("events", "w", committed, upto)
+        self.process.handler.receivers["events"].verify("w", committed, upto)
 
     def test_nothing_missing(self) -> None:
         """Rows that arrived, in any way, are not delivered again."""
