@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -248,14 +248,14 @@ class DropInCommandHandler(handler.ReplicationCommandHandler):
         """Remove a connection."""
         super().lost_connection(self._foreign.pop(connection, connection))
 
-    def _receive(self, connection: Any, command: Any) -> Awaitable[None] | None:
+    def _receive(self, connection: Any, command: Any) -> None:
         """Handle a command that the host's connection has received."""
         if not isinstance(command, commands.Command):
             # It is of the host's own class: the part "commands" is not replaced.
             command = commands.parse_command_from_line(
                 f"{command.NAME} {command.to_line()}"
             )
-        return self.on_command(self._foreign.get(connection, connection), command)
+        self.received(self._foreign.get(connection, connection), [command])
 
     on_CANCEL_TASK = _receive
     on_CLEAR_USER_SYNC = _receive

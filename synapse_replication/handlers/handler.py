@@ -8,14 +8,12 @@ this process's positions; most other commands are delivered to the host (see
 ``host_commands.py``). The handler's ``sender`` sends this process's commands, rows and
 positions on all connections.
 
-A background process is started only if the host returns an awaitable for a command.
-
 Commands and refused lines are counted by the connections, not by the handler.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct, field
@@ -27,7 +25,6 @@ from synapse_replication.errors import (
 )
 from synapse_replication.handlers.admission import DeclaredWriters, WriterAdmission
 from synapse_replication.handlers.events import (
-    BackgroundTask,
     Discarded,
     DiscardReason,
     FeatureUnavailable,
@@ -42,7 +39,6 @@ from synapse_replication.handlers.receiving.context import (
 from synapse_replication.handlers.receiving.pacer import Pacer
 from synapse_replication.handlers.receiving.partial_resync import PartialResync
 from synapse_replication.handlers.receiving.receiver import StreamReceiver
-from synapse_replication.handlers.redaction import without_secrets
 from synapse_replication.handlers.sending.answers import PositionAnswers
 from synapse_replication.handlers.sending.sender import CommandSender
 from synapse_replication.streams.reader import Reader
@@ -132,6 +128,8 @@ class ReplicationCommandHandler:
             RdataGroup: self._handle_rows,
             InterleavedGroup: self._handle_interleaved,
             RefusedLine: self._handle_refused_line,
+            commands.RdataCommand: self._handle_row,
+            commands.PositionCommand: self._handle_position,
         }
 
     def _make_receivers(self, options: HandlerOptions) -> dict[str, StreamReceiver]:
@@ -266,33 +264,62 @@ class ReplicationCommandHandler:
         if link is None:
             # The connection was lost after these items had been read from it.
             return
-        is_answered = False
+        is_asked = False
         for item in items:
             if type(item) is commands.ReplicateCommand:
-                # One answer is enough: it is sent after all of them have arrived.
-                if self._answers.is_excused(connection) or is_answered:
-                    continue
-                is_answered = True
-            self._item_handlers.get(type(item), self._handle_command)(link, item)
+                is_asked = not self._answers.is_excused(connection) or is_asked
+            else:
+                self._item_handlers.get(type(item), self._handle_command)(link, item)
+        if is_asked:
+            # One answer is enough: it is sent after all of them have arrived.
+            self._answers.answer(connection)
 
     def excuse_request(self, connection: ReplicationConnection) -> None:
         """Leave the next REPLICATE unanswered: the extension answers its sender."""
         self._answers.excuse(connection)
 
-    def _handle_rows(self, link: Link, group: RdataGroup) -> None:
-        receiver = self.receivers.get(group.stream_name)
-        if group.instance_name == self._instance_name:
+    def _receiver_for(
+        self, stream_name: str, instance_name: str, count: int
+    ) -> StreamReceiver | None:
+        """Return the receiver of a writer's rows.
+
+        :param count: the number of rows or positions to report as discarded if this
+            process does not receive from the writer.
+        """
+        receiver = self.receivers.get(stream_name)
+        if instance_name == self._instance_name:
             reason = DiscardReason.OWN_ECHO
         elif receiver is None:
             reason = DiscardReason.UNKNOWN_STREAM
-        elif not self._admits(group.stream_name, group.instance_name):
+        elif not self._admits(stream_name, instance_name):
             reason = DiscardReason.UNDECLARED_WRITER
         else:
-            receiver.enqueue_rows(link, group)
-            return
-        self._observer.observe(
-            Discarded(group.stream_name, group.instance_name, reason, len(group.rows))
+            return receiver
+        self._observer.observe(Discarded(stream_name, instance_name, reason, count))
+        return None
+
+    def _handle_rows(self, link: Link, group: RdataGroup) -> None:
+        receiver = self._receiver_for(
+            group.stream_name, group.instance_name, len(group.rows)
         )
+        if receiver is not None:
+            receiver.enqueue_rows(link, group)
+
+    def _handle_row(self, link: Link, command: commands.RdataCommand) -> None:
+        """Enqueue a row that the caller has parsed."""
+        group = RdataGroup(
+            command.stream_name,
+            command.instance_name,
+            [command.token],
+            [encode_json(command.row)],
+        )
+        self._handle_rows(link, group)
+
+    def _handle_position(self, link: Link, command: commands.PositionCommand) -> None:
+        """Enqueue a writer's position behind the rows that arrived before it."""
+        receiver = self._receiver_for(command.stream_name, command.instance_name, 1)
+        if receiver is not None:
+            receiver.enqueue_position(link, command)
 
     def _handle_interleaved(self, link: Link, group: InterleavedGroup) -> None:
         receiver = self.receivers.get(group.stream_name)
@@ -352,36 +379,11 @@ class ReplicationCommandHandler:
 
         :param reached: the instances to which it was already sent.
         """
-        link = self.sender.links.get(connection)
-        if link is not None:
-            self._handle_command(link, command, reached)
+        if connection in self.sender.links:
+            self._dispatcher.dispatch(connection, command, reached)
 
-    def _handle_command(
-        self,
-        link: Link,
-        command: commands.Command,
-        reached: frozenset[str] | None = None,
-    ) -> None:
-        name = command.NAME
-        try:
-            waiting = self.on_command(link.connection, command, reached)
-        except Exception as error:  # noqa: BLE001 -- reported to the observer
-            self._observer.failure(f"handling {name}", without_secrets(error, command))
-            return
-        if waiting is not None:
-            description = f"replication_{name}"
-            self._host.run_as_background_process(
-                description, lambda: self._wait(description, command, waiting)
-            )
-
-    async def _wait(
-        self, description: str, command: commands.Command, waiting: Awaitable[None]
-    ) -> None:
-        with self._observer.span(BackgroundTask(description)):
-            try:
-                await waiting
-            except Exception as error:  # noqa: BLE001 -- reported to the observer
-                self._observer.failure(description, without_secrets(error, command))
+    def _handle_command(self, link: Link, command: commands.Command) -> None:
+        self._dispatcher.dispatch(link.connection, command)
 
     # -- messages of the extension -----------------------------------------------------
 
@@ -429,60 +431,3 @@ class ReplicationCommandHandler:
         """
         if self.sender.links and self._admits(stream_name, instance_name):
             self.receivers[stream_name].enqueue_stored_position(instance_name, token)
-
-    # -- commands ----------------------------------------------------------------------
-
-    def on_command(
-        self,
-        connection: ReplicationConnection,
-        command: commands.Command,
-        reached: frozenset[str] | None = None,
-    ) -> Awaitable[None] | None:
-        """Handle a command that arrived on a connection.
-
-        :param reached: the instances to which it was already sent, if it was relayed.
-        :return: an awaitable only if the host returns one.
-        """
-        if isinstance(command, commands.ReplicateCommand):
-            self._answers.answer(connection)
-        elif isinstance(command, commands.PositionCommand):
-            self._handle_position(connection, command)
-        elif isinstance(command, commands.RdataCommand):
-            self._handle_row(connection, command)
-        else:
-            return self._dispatcher.dispatch(connection, command, reached)
-        return None
-
-    def _handle_position(
-        self, connection: ReplicationConnection, command: commands.PositionCommand
-    ) -> None:
-        """Enqueue a writer's position behind the rows that arrived before it."""
-        link = self.sender.links.get(connection)
-        receiver = self.receivers.get(command.stream_name)
-        if command.instance_name == self._instance_name:
-            reason = DiscardReason.OWN_ECHO
-        elif receiver is None:
-            reason = DiscardReason.UNKNOWN_STREAM
-        elif not self._admits(command.stream_name, command.instance_name):
-            reason = DiscardReason.UNDECLARED_WRITER
-        else:
-            if link is not None:
-                receiver.enqueue_position(link, command)
-            return
-        self._observer.observe(
-            Discarded(command.stream_name, command.instance_name, reason, 1)
-        )
-
-    def _handle_row(
-        self, connection: ReplicationConnection, command: commands.RdataCommand
-    ) -> None:
-        """Enqueue a single parsed row."""
-        link = self.sender.links.get(connection)
-        if link is not None:
-            group = RdataGroup(
-                command.stream_name,
-                command.instance_name,
-                [command.token],
-                [encode_json(command.row)],
-            )
-            self._handle_rows(link, group)

@@ -6,6 +6,8 @@ delivered: repeats of USER_SYNC; copies of REMOTE_SERVER_UP and LOCK_RELEASED th
 arrive on another link; USER_SYNC, CLEAR_USER_SYNC and LOCK_RELEASED that this process
 sent itself; and USER_IP if the host does not store client IPs. REMOTE_SERVER_UP and
 LOCK_RELEASED are also relayed to other peers over direct TCP.
+
+A background process is started only if the host returns an awaitable for a command.
 """
 
 from __future__ import annotations
@@ -13,8 +15,13 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
-from synapse_replication.handlers.events import Discarded, DiscardReason
+from synapse_replication.handlers.events import (
+    BackgroundTask,
+    Discarded,
+    DiscardReason,
+)
 from synapse_replication.handlers.observer import ReplicationObserver
+from synapse_replication.handlers.redaction import without_secrets
 from synapse_replication.handlers.relay import RELAYED, CopyFilter
 from synapse_replication.handlers.sending.sender import CommandSender
 from synapse_replication.handlers.user_syncs import UserSyncDeduplicator
@@ -71,40 +78,50 @@ class HostCommandDispatcher:
         connection: ReplicationConnection,
         command: commands.Command,
         reached: frozenset[str] | None = None,
-    ) -> Awaitable[None] | None:
+    ) -> None:
         """Deliver a command to the host, if the host needs it.
 
         :param reached: the instances to which the command was already sent; ``None`` if
             it arrived as a plain line.
-        :return: what the host returns.
         """
         if command.NAME in RELAYED:
             self._relay(connection, command, reached)
         is_wanted = self._filters.get(type(command))
-        if is_wanted is None or not is_wanted(connection, command):
-            return None
-        if not isinstance(command, commands.UserSyncCommand):
-            return self._host.commands.on_command(command)
+        if is_wanted is None:
+            return
         try:
+            if not is_wanted(connection, command):
+                return
             waiting = self._host.commands.on_command(command)
-        except Exception:
+        except Exception as error:  # noqa: BLE001 -- reported to the observer
+            self._report_failure(f"handling {command.NAME}", command, error)
+            return
+        if waiting is not None:
+            description = f"replication_{command.NAME}"
+            self._host.run_as_background_process(
+                description, lambda: self._wait(description, command, waiting)
+            )
+
+    async def _wait(
+        self, description: str, command: commands.Command, waiting: Awaitable[None]
+    ) -> None:
+        with self._observer.span(BackgroundTask(description)):
+            try:
+                await waiting
+            except Exception as error:  # noqa: BLE001 -- reported to the observer
+                self._report_failure(description, command, error)
+
+    def _report_failure(
+        self, what: str, command: commands.Command, error: Exception
+    ) -> None:
+        if isinstance(command, commands.UserSyncCommand):
             self._syncs.forget(command)
-            raise
-        return None if waiting is None else self._wait_for_sync(command, waiting)
+        self._observer.failure(what, without_secrets(error, command))
 
     def forget_copies(self, connection: ReplicationConnection) -> None:
         """Forget the commands that arrived on a lost connection."""
         self._relayed.forget(connection)
         self._delivered.forget(connection)
-
-    async def _wait_for_sync(
-        self, command: commands.UserSyncCommand, waiting: Awaitable[None]
-    ) -> None:
-        try:
-            await waiting
-        except Exception:
-            self._syncs.forget(command)
-            raise
 
     def _is_news(
         self, connection: ReplicationConnection, command: commands.UserSyncCommand
@@ -112,10 +129,7 @@ class HostCommandDispatcher:
         if command.instance_id == self._host.identity.instance_id:
             return False
         if self._syncs.is_repeat(command, self._host.clock.seconds()):
-            self._observer.observe(
-                Discarded(command.NAME, "", DiscardReason.REPEATED, 1)
-            )
-            return False
+            return self._discard(command, DiscardReason.REPEATED)
         return True
 
     def _clears_another(
@@ -138,9 +152,7 @@ class HostCommandDispatcher:
         self, connection: ReplicationConnection, command: commands.UserIpCommand
     ) -> bool:
         if not self._host.stores_user_ips:
-            reason = DiscardReason.NOT_RESPONSIBLE
-            self._observer.observe(Discarded(command.NAME, "", reason, 1))
-            return False
+            return self._discard(command, DiscardReason.NOT_RESPONSIBLE)
         return True
 
     def _relay(
@@ -175,5 +187,9 @@ class HostCommandDispatcher:
         now = self._host.clock.seconds()
         if not self._delivered.is_copy(command, connection, now):
             return True
-        self._observer.observe(Discarded(command.NAME, "", DiscardReason.REPEATED, 1))
+        return self._discard(command, DiscardReason.REPEATED)
+
+    def _discard(self, command: commands.Command, reason: DiscardReason) -> bool:
+        """Report that a command is not delivered; return ``False``."""
+        self._observer.observe(Discarded(command.NAME, "", reason, 1))
         return False

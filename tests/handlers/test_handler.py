@@ -346,11 +346,6 @@ class ReceivedTests(SynchronousTestCase):
             fixture.connection, [RdataCommand("events", "w", 1, ["a"])]
         )
         self.assertEqual(fixture.texts(), [("w", 1, ["a"])])
-        fixture.handler.lost_connection(fixture.connection)
-        fixture.handler.on_command(
-            fixture.connection, RdataCommand("events", "w", 2, ["b"])
-        )
-        self.assertEqual(fixture.texts(), [("w", 1, ["a"])])
 
     def test_waiting_until_idle(self) -> None:
         """``wait_until_idle`` fires once everything received was handled."""
