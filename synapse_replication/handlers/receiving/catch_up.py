@@ -17,6 +17,7 @@ See docs/failure-modes.rst: failure-paged-catch-up, failure-million-rows-behind.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any
 
 from msgspec import Struct
@@ -54,27 +55,14 @@ from synapse_replication.streams.reader import (
 from synapse_replication.streams.stream import StreamUpdateResult
 
 
-class FetchedPage(Struct, frozen=True, eq=False):
-    """The result of a fetch.
-
-    :ivar result: the page, or the error with which the fetch failed.
-    :ivar is_partial: whether the page comes from the writer's backlog.
-    """
-
-    writer: Writer
-    fetch: Fetch
-    result: StreamUpdateResult | Exception
-    is_partial: bool = False
-
-
 class Step(Struct, frozen=True, eq=False):
     """The continuation of a catch-up.
 
-    :ivar is_timer: whether a pause has ended.
+    :ivar begin: what to do first, for instance to handle a page; ``None`` for nothing.
     """
 
     writer: Writer
-    is_timer: bool
+    begin: Callable[[], Awaitable[None] | None] | None = None
 
 
 class CatchUps:
@@ -82,7 +70,7 @@ class CatchUps:
 
     Use it in the reactor's thread only.
 
-    :param enqueue: adds an item to the stream's queue.
+    :param enqueue: adds a step to the stream's queue.
     :param connected: called when a writer became connected on a link.
     """
 
@@ -90,7 +78,7 @@ class CatchUps:
         self,
         context: StreamContext,
         decoder: RowDecoder,
-        enqueue: Callable[[FetchedPage | Step], None],
+        enqueue: Callable[[Step], None],
         connected: Callable[[], None],
     ) -> None:
         self._context = context
@@ -127,31 +115,40 @@ class CatchUps:
             if waiting is not None:
                 await waiting
 
-    async def handle_page(self, item: FetchedPage) -> None:
-        """Deliver a fetched page, while the next one is being fetched."""
-        writer, result = item.writer, item.result
+    async def _handle_page(
+        self,
+        writer: Writer,
+        fetch: Fetch,
+        result: StreamUpdateResult | Exception,
+        is_partial: bool,
+    ) -> None:
+        """Deliver a fetched page, while the next one is being fetched.
+
+        :param result: the page, or the error with which the fetch failed.
+        :param is_partial: whether the page comes from the writer's backlog.
+        """
         reader = writer.reader
-        if reader.request is not item.fetch:
+        if reader.request is not fetch:
             # The page is not wanted any more.
             return
         if isinstance(result, Exception):
             self._fail(writer, result)
             return
         try:
-            page = reader.page_fetched(item.fetch, result)
+            page = reader.page_fetched(fetch, result)
         except CatchUpError as error:
             self._fail(writer, error)
             return
         if page is None:
             return
-        if not (item.is_partial or self._context.description.held_in_memory):
+        if not (is_partial or self._context.description.held_in_memory):
             writer.resync = Resync.FULL
         elif writer.resync is None:
             writer.resync = Resync.PARTIAL
         event = self._event(writer)
         await self.proceed(writer)
         if reader.page is page:
-            await self._deliver(writer, page, event, item.is_partial)
+            await self._deliver(writer, page, event, is_partial)
 
     async def _deliver(
         self, writer: Writer, page: Page, event: CatchUpEvent, is_partial: bool
@@ -226,15 +223,17 @@ class CatchUps:
         async def run() -> None:
             context.observer.observe(event)
             started = context.clock.seconds()
+            result: StreamUpdateResult | Exception
             try:
                 with context.observer.span(event):
-                    item = await self._fetch(writer, fetch)
+                    result, is_partial = await self._fetch(writer, fetch)
             except Exception as error:  # noqa: BLE001 -- reported when it is handled
-                item = FetchedPage(writer, fetch, error)
+                result, is_partial = error, False
             seconds = context.clock.seconds() - started
             context.observer.observe(CatchUpStepEnded(event, seconds))
             self.fetches.pop(fetch, None)
-            self._enqueue(item)
+            handle = partial(self._handle_page, writer, fetch, result, is_partial)
+            self._enqueue(Step(writer, handle))
 
         is_running = context.run_as_background_process(
             f"replication_catch_up_{context.name}", run
@@ -242,13 +241,16 @@ class CatchUps:
         if writer.reader.request is fetch:
             self.fetches[fetch] = is_running
 
-    async def _fetch(self, writer: Writer, fetch: Fetch) -> FetchedPage:
+    async def _fetch(
+        self, writer: Writer, fetch: Fetch
+    ) -> tuple[StreamUpdateResult, bool]:
+        """Return a page, and whether it comes from the writer's backlog."""
         if self._partial is not None and not fetch.from_source:
             result = await self._partial.get_updates_since(
                 self._context.name, writer.name, fetch.from_token, fetch.upto_token
             )
             if result is not None:
-                return FetchedPage(writer, fetch, result, is_partial=True)
+                return result, True
         from_token, upto_token = fetch.from_token, fetch.upto_token
         stream = self._context.stream
         try:
@@ -261,7 +263,7 @@ class CatchUps:
             lost = lost_upto - from_token
             self._context.discard(writer.name, DiscardReason.LOST, lost)
             result = StreamUpdateResult([], lost_upto, lost_upto < upto_token)
-        return FetchedPage(writer, fetch, result)
+        return result, False
 
     async def _rewind(self, writer: Writer, rewind: Rewind) -> None:
         context, name = self._context, writer.name
@@ -321,7 +323,7 @@ class CatchUps:
     def _pause(self, writer: Writer, pause: Pause) -> None:
         writer.stop_timer()
         writer.timer = self._context.clock.call_later(
-            pause.seconds, self._enqueue, Step(writer, is_timer=True)
+            pause.seconds, self._enqueue, Step(writer, writer.reader.timer_due)
         )
 
     def _report_connected(self, writer: Writer, action: Connected) -> None:

@@ -22,10 +22,9 @@ failure-invalidation-flood.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import TypeAlias
-
-from msgspec import Struct
 
 from synapse_replication.handlers.events import (
     AheadOfWriter,
@@ -39,11 +38,7 @@ from synapse_replication.handlers.events import (
     UnannouncedFound,
 )
 from synapse_replication.handlers.link import Link
-from synapse_replication.handlers.receiving.catch_up import (
-    CatchUps,
-    FetchedPage,
-    Step,
-)
+from synapse_replication.handlers.receiving.catch_up import CatchUps, Step
 from synapse_replication.handlers.receiving.context import StreamContext
 from synapse_replication.handlers.receiving.decoding import RowDecoder
 from synapse_replication.handlers.receiving.queue import DrainedQueue, Queued
@@ -74,49 +69,9 @@ LATE_RETRY = 10.0
 ROW_OVERHEAD = 80
 
 
-class _LostConnection(Struct, frozen=True, eq=False):
-    """The end of what a link carried of all writers."""
-
-    link: Link
-
-
-class _FoundRemoved(Struct, frozen=True, eq=False):
-    """A removed writer whose rows must be fetched."""
-
-    instance_name: str
-    removed: RemovedWriter
-
-
-class _StoredPosition(Struct, frozen=True, eq=False):
-    """A stored position that is ahead of what its writer announced."""
-
-    instance_name: str
-    token: int
-
-
-class _BeginVerification(Struct, frozen=True, eq=False):
-    """The beginning of the verification of what a writer announces."""
-
-    writer: Writer
-
-
-class _LateRows(Struct, frozen=True, eq=False):
-    """Committed tokens of a writer that are below its position and did not arrive."""
-
-    instance_name: str
-    tokens: Sequence[int]
-
-
-_Internal: TypeAlias = (
-    FetchedPage
-    | Step
-    | _LostConnection
-    | _FoundRemoved
-    | _StoredPosition
-    | _LateRows
-    | _BeginVerification
-)
-_Item: TypeAlias = tuple[Link, Received] | _Internal
+#: What a queue contains: what arrived on a link, or work of this process, which must be
+#: done after what arrived before.
+_Item: TypeAlias = tuple[Link, Received] | Step | Callable[[], Awaitable[None] | None]
 
 
 class StreamReceiver:
@@ -134,7 +89,7 @@ class StreamReceiver:
         self._search = RemovedWriterSearch(context, self._enqueue_removed)
         decoder = RowDecoder(context)
         self._catch_ups = CatchUps(
-            context, decoder, self._enqueue_internal, self._search.request
+            context, decoder, self._enqueue, self._search.request
         )
         self._rows = RowHandler(
             context,
@@ -152,7 +107,7 @@ class StreamReceiver:
         self._writers.link_up(link)
         for writer in self._writers.all():
             if writer.reader.work is not None:
-                self._enqueue_internal(Step(writer, is_timer=False))
+                self._enqueue(Step(writer))
         self._search.request()
 
     def link_lost(self, link: Link) -> None:
@@ -161,7 +116,7 @@ class StreamReceiver:
             # Start no background process: the host may be shutting down.
             self._remove_link(link)
         else:
-            self._enqueue_internal(_LostConnection(link))
+            self._enqueue(partial(self._remove_link, link))
 
     def readers(self) -> Mapping[str, Reader]:
         """Return the reader of each writer, by name. Thread-safe."""
@@ -238,7 +193,7 @@ class StreamReceiver:
 
     def enqueue_stored_position(self, instance_name: str, token: int) -> None:
         """Enqueue a stored position that is ahead of what its writer announced."""
-        self._enqueue_internal(_StoredPosition(instance_name, token))
+        self._enqueue(partial(self._handle_stored, instance_name, token))
 
     def range_to_verify(
         self, instance_name: str, stored: int, *, is_wanted: bool
@@ -255,7 +210,7 @@ class StreamReceiver:
             writer.ledger = None
         elif writer.ledger is None:
             # Begin when no row is being delivered: its token is recorded before.
-            self._enqueue_internal(_BeginVerification(writer))
+            self._enqueue(partial(self._begin_verification, writer))
         ledger = writer.ledger
         if ledger is None or writer.reader.work is not None:
             return None
@@ -277,7 +232,7 @@ class StreamReceiver:
                 RowsUnannounced(context.name, writer.name, tuple(missing))
             )
             if isinstance(context.sink, LateRowSink):
-                self._enqueue_internal(_LateRows(instance_name, missing))
+                self._enqueue(partial(self._handle_late, instance_name, missing))
 
     def enqueue_epoch(
         self,
@@ -314,17 +269,19 @@ class StreamReceiver:
     def _put_rows(self, link: Link, group: RdataGroup | InterleavedGroup) -> None:
         self._queue.put((link, group), len(group.rows), _size_of(group))
 
-    def _enqueue_internal(self, item: _Internal) -> None:
+    def _enqueue(self, item: Step | Callable[[], Awaitable[None] | None]) -> None:
         self._queue.put(item, 1, ROW_OVERHEAD)
 
     def _enqueue_removed(self, instance_name: str, removed: RemovedWriter) -> None:
-        self._enqueue_internal(_FoundRemoved(instance_name, removed))
+        self._enqueue(partial(self._handle_removed, instance_name, removed))
 
     # -- the queue --------------------------------------------------------------------
 
     def _consume(self, queued: _Item) -> Awaitable[None] | None:
+        if isinstance(queued, Step):
+            return self._take_step(queued)
         if not isinstance(queued, tuple):
-            return self._consume_internal(queued)
+            return queued()
         link, item = queued
         if isinstance(item, RdataGroup):
             waiting = self._rows.handle(link, item)
@@ -355,26 +312,15 @@ class StreamReceiver:
                 if link in reader.links:
                     reader.drop_unfinished(link)
 
-    async def _consume_internal(self, item: _Internal) -> None:
-        if isinstance(item, FetchedPage):
-            await self._catch_ups.handle_page(item)
-            await self._resume(item.writer)
-        elif isinstance(item, Step):
-            if item.is_timer:
-                item.writer.reader.timer_due()
-            await self._resume(item.writer)
-        elif isinstance(item, _FoundRemoved):
-            await self._handle_removed(item)
-        elif isinstance(item, _StoredPosition):
-            await self._handle_stored(item)
-        elif isinstance(item, _LateRows):
-            await self._handle_late(item)
-        elif isinstance(item, _BeginVerification):
-            if item.writer.ledger is None:
-                position = self._context.stream.current_token(item.writer.name)
-                item.writer.ledger = TokenLedger(position)
-        else:
-            self._remove_link(item.link)
+    async def _take_step(self, step: Step) -> None:
+        waiting = step.begin and step.begin()
+        if waiting is not None:
+            await waiting
+        await self._resume(step.writer)
+
+    def _begin_verification(self, writer: Writer) -> None:
+        if writer.ledger is None:
+            writer.ledger = TokenLedger(self._context.stream.current_token(writer.name))
 
     def _remove_link(self, link: Link) -> None:
         for writer in self._writers.link_lost(link):
@@ -383,12 +329,13 @@ class StreamReceiver:
             if not writer.reader.links:
                 writer.stop_timer()
 
-    async def _handle_removed(self, item: _FoundRemoved) -> None:
+    async def _handle_removed(self, instance_name: str, removed: RemovedWriter) -> None:
+        """Fetch the rows of a removed writer."""
         context = self._context
-        writer = self._writers.get(item.instance_name)
-        reader, upto = writer.reader, item.removed.upto_token
+        writer = self._writers.get(instance_name)
+        reader, upto = writer.reader, removed.upto_token
         was_draining = reader.work is not None and reader.work.drain_upto is not None
-        finding = reader.removed(upto, is_deleted=item.removed.is_deleted)
+        finding = reader.removed(upto, is_deleted=removed.is_deleted)
         if finding is Finding.GAP:
             if not was_draining and upto > reader.position:
                 context.observer.observe(
@@ -401,32 +348,33 @@ class StreamReceiver:
                 RemovedWriterDrained(context.name, writer.name, reader.position)
             )
 
-    async def _handle_stored(self, item: _StoredPosition) -> None:
+    async def _handle_stored(self, instance_name: str, token: int) -> None:
         context = self._context
-        writer = self._writers.get(item.instance_name)
+        writer = self._writers.get(instance_name)
         position = writer.reader.position
-        if writer.reader.stored(item.token) is Finding.GAP:
+        if writer.reader.stored(token) is Finding.GAP:
             context.observer.observe(
-                UnannouncedFound(context.name, writer.name, position, item.token)
+                UnannouncedFound(context.name, writer.name, position, token)
             )
             await self._catch_ups.proceed(writer)
 
-    async def _handle_late(self, item: _LateRows) -> None:
-        """Fetch and deliver late rows; if that fails, repeat it later."""
+    async def _handle_late(self, instance_name: str, tokens: Sequence[int]) -> None:
+        """Fetch and deliver late rows; if that fails, repeat it later.
+
+        :param tokens: committed tokens that are below the position, and did not arrive.
+        """
         context, delivered = self._context, 0
         try:
-            for token in item.tokens:
-                await self._catch_ups.deliver_late(item.instance_name, token)
+            for token in tokens:
+                await self._catch_ups.deliver_late(instance_name, token)
                 delivered += 1
         except Exception as error:  # noqa: BLE001 -- reported to the observer
             context.observer.failure(f"delivering late rows of {context.name}", error)
-            rest = _LateRows(item.instance_name, item.tokens[delivered:])
-            context.clock.call_later(LATE_RETRY, self._enqueue_internal, rest)
+            rest = partial(self._handle_late, instance_name, tokens[delivered:])
+            context.clock.call_later(LATE_RETRY, self._enqueue, rest)
         if delivered:
             context.observer.observe(
-                LateRows(
-                    context.name, item.instance_name, tuple(item.tokens[:delivered])
-                )
+                LateRows(context.name, instance_name, tuple(tokens[:delivered]))
             )
 
     def _handle_announcement(
@@ -473,7 +421,7 @@ class StreamReceiver:
         writer.parked_size += _size_of(item)
         if writer.parked_size > self._context.options.max_queue_size:
             self._give_up_parked(writer)
-            self._enqueue_internal(Step(writer, is_timer=False))
+            self._enqueue(Step(writer))
 
     async def _resume(self, writer: Writer) -> None:
         """Handle what was parked, unless only it would be fetched again."""
@@ -503,7 +451,7 @@ class StreamReceiver:
         kept = []
         given_up: dict[str, None] = {}
         for queued in waiting:
-            if isinstance(queued.item, Step) and not queued.item.is_timer:
+            if isinstance(queued.item, Step) and queued.item.begin is None:
                 given_up[queued.item.writer.name] = None
                 continue
             if not isinstance(queued.item, tuple):
@@ -516,7 +464,7 @@ class StreamReceiver:
                 given_up[each.instance_name] = None
                 self._give_up_behind(link, each)
         for name in given_up:
-            step = Step(self._writers.find(name), is_timer=False)
+            step = Step(self._writers.find(name))
             kept.append(Queued(step, 1, ROW_OVERHEAD))
         return kept
 
