@@ -113,7 +113,10 @@ class CatchUps:
                 return
             waiting = self._actions[type(action)](writer, action)
             if waiting is not None:
-                await waiting
+                try:
+                    await waiting
+                except Exception as error:  # noqa: BLE001 -- reported to the observer
+                    self._fail(writer, error)
 
     async def _handle_page(
         self,
@@ -269,17 +272,11 @@ class CatchUps:
         context, name = self._context, writer.name
         current = context.stream.current_token(name)
         is_reset = rewind.token < writer.reader.floor
-        try:
-            waiting = context.sink.on_position(context.name, name, rewind.token)
-            if waiting is not None:
-                await waiting
-            if rewind.epoch is not None:
-                # Begin the epoch only after the rewind: a token of the old epoch must
-                # never be persisted with the new epoch.
-                await self._save_epoch(name, rewind.epoch)
-        except Exception as error:  # noqa: BLE001 -- reported to the observer
-            self._fail(writer, error)
-            return
+        await self._save_position(name, rewind.token)
+        if rewind.epoch is not None:
+            # Begin the epoch only after the rewind: a token of the old epoch must never
+            # be persisted with the new epoch.
+            await self._save_epoch(name, rewind.epoch)
         writer.reader.rewound(rewind.epoch)
         if writer.ledger is not None:
             writer.ledger.rewind(rewind.token)
@@ -288,18 +285,12 @@ class CatchUps:
         context.observer.observe(kind(context.name, name, current, rewind.token))
 
     async def _begin_epoch(self, writer: Writer, begin: BeginEpoch) -> None:
-        context, name = self._context, writer.name
-        current = context.stream.current_token(name)
-        try:
-            await self._save_epoch(name, begin.epoch)
-            if current > 0:
-                # With the epoch, the sink has saved the position 0.
-                waiting = context.sink.on_position(context.name, name, current)
-                if waiting is not None:
-                    await waiting
-        except Exception as error:  # noqa: BLE001 -- reported to the observer
-            self._fail(writer, error)
-            return
+        name = writer.name
+        current = self._context.stream.current_token(name)
+        await self._save_epoch(name, begin.epoch)
+        if current > 0:
+            # With the epoch, the sink has saved the position 0.
+            await self._save_position(name, current)
         writer.reader.epoch_begun(begin.epoch)
 
     async def _save_epoch(self, name: str, epoch: str) -> None:
@@ -309,16 +300,14 @@ class CatchUps:
             if waiting is not None:
                 await waiting
 
+    async def _save_position(self, name: str, token: int) -> None:
+        waiting = self._context.sink.on_position(self._context.name, name, token)
+        if waiting is not None:
+            await waiting
+
     async def _advance(self, writer: Writer, advance: Advance) -> None:
-        context = self._context
-        try:
-            waiting = context.sink.on_position(context.name, writer.name, advance.token)
-            if waiting is not None:
-                await waiting
-        except Exception as error:  # noqa: BLE001 -- reported to the observer
-            self._fail(writer, error)
-            return
-        writer.reader.advanced(advance.token, context.clock.seconds())
+        await self._save_position(writer.name, advance.token)
+        writer.reader.advanced(advance.token, self._context.clock.seconds())
 
     def _pause(self, writer: Writer, pause: Pause) -> None:
         writer.stop_timer()
