@@ -141,14 +141,12 @@ class ReplicationCommandHandler:
         return {
             name: StreamReceiver(
                 StreamContext(
-                    stream=stream,
-                    sink=self._host.rows,
-                    clock=self._host.clock,
-                    run_as_background_process=self._host.run_as_background_process,
-                    observer=self._observer,
-                    options=options.receiver,
-                    pacer=pacer,
-                    partial=options.partial,
+                    stream,
+                    self._host,
+                    self._observer,
+                    options.receiver,
+                    pacer,
+                    options.partial,
                 )
             )
             for name, stream in self._host.streams.get_streams().items()

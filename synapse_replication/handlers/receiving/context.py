@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from msgspec import Struct, field
@@ -16,7 +17,7 @@ from synapse_replication.streams.stream import CheckedStream, Stream
 from synapse_replication.streams.writer_positions import PLAUSIBLE_DISTANCE
 
 if TYPE_CHECKING:
-    from synapse_replication.handlers.interfaces import BackgroundRunner, Clock, RowSink
+    from synapse_replication.handlers.interfaces import ReplicationHost
 
 
 class ReceiverOptions(Struct, frozen=True):
@@ -53,41 +54,38 @@ class ReceiverOptions(Struct, frozen=True):
 class StreamContext:
     """A received stream, and the collaborators that its parts need.
 
-    :param sink: the host's row sink.
-    :param pacer: shared by all streams of the process.
-    :param partial: fetches rows from writers' backlogs before the stream's own source
-        is queried; ``None`` to query only the source.
+    :ivar sink: the host's row sink.
+    :ivar pacer: shared by all streams of the process.
+    :ivar partial: fetches rows from writers' backlogs before the stream's own source is
+        queried; ``None`` to query only the source.
     :ivar is_plausible: returns whether a writer's token is within the stream's
         plausible distance; always true if the stream does not check tokens.
     """
 
     def __init__(
         self,
-        *,
         stream: Stream,
-        sink: RowSink,
-        clock: Clock,
-        run_as_background_process: BackgroundRunner,
+        host: ReplicationHost,
         observer: ReplicationObserver,
         options: ReceiverOptions,
         pacer: Pacer,
         partial: PartialResync | None = None,
     ) -> None:
         self.stream = stream
-        self.sink = sink
-        self.clock = clock
-        self.run_as_background_process = run_as_background_process
+        self.description = stream.description
+        self.name = stream.description.name
+        self.is_plausible: Callable[[str, int], bool] = (
+            stream.is_plausible
+            if isinstance(stream, CheckedStream)
+            else lambda instance_name, token: True
+        )
+        self.sink = host.rows
+        self.clock = host.clock
+        self.run_as_background_process = host.run_as_background_process
         self.observer = observer
         self.options = options
         self.pacer = pacer
         self.partial = partial
-        self.description = stream.description
-        self.name = stream.description.name
-        self.is_plausible = (
-            stream.is_plausible
-            if isinstance(stream, CheckedStream)
-            else _is_always_plausible
-        )
 
     def saved_epochs(self) -> dict[str, str]:
         """Return the epoch of the saved rows of each writer, if the sink saved it."""
@@ -109,7 +107,3 @@ class StreamContext:
         self.observer.position_changed(
             self.name, instance_name, self.stream.current_token(instance_name)
         )
-
-
-def _is_always_plausible(instance_name: str, token: int) -> bool:
-    return True

@@ -8,7 +8,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.clock import BackgroundProcesses, ReactorClock
+from synapse_replication.clock import ReactorClock
 from synapse_replication.handlers.receiving.context import (
     ReceiverOptions,
     StreamContext,
@@ -17,33 +17,31 @@ from synapse_replication.handlers.receiving.pacer import Pacer
 from synapse_replication.handlers.receiving.queue import DrainedQueue, Queued
 from synapse_replication.testing.doubles import SourceStream
 from tests.handlers.fixtures import Row
-from tests.support.recording_observer import RecordingHost, RecordingObserver
+from tests.support.recording_observer import RecordingHost
 
 
 class DrainedQueueTests(SynchronousTestCase):
     """Items are handled one at a time."""
 
     def setUp(self) -> None:
-        self.observer = RecordingObserver()
+        self.stream = SourceStream("events", Row)
+        self.host = RecordingHost(self.stream)
+        self.observer = self.host.observer
+        self.reactor = self.host.reactor
         self.consumed: list[str] = []
         self.busy: list[Deferred[None]] = []
         self.is_held = False
-        self.reactor = Clock()
         self.queue: DrainedQueue[str] = DrainedQueue(
             self.context(), self.consume, self.give_up
         )
 
     def context(self) -> StreamContext:
-        clock = ReactorClock(self.reactor)
-        stream = SourceStream("events", Row)
         return StreamContext(
-            stream=stream,
-            sink=RecordingHost(stream).rows,
-            clock=clock,
-            run_as_background_process=BackgroundProcesses(self.observer),
-            observer=self.observer,
-            options=ReceiverOptions(max_queue_size=100),
-            pacer=Pacer(clock, 10, 0.01),
+            self.stream,
+            self.host,
+            self.observer,
+            ReceiverOptions(max_queue_size=100),
+            Pacer(self.host.clock, 10, 0.01),
         )
 
     async def consume(self, item: str) -> None:
