@@ -2,29 +2,32 @@
 
 Theory of operation: :class:`ReplicationDataHandler` wraps the host's own sink. It
 delivers rows to the host *first*, so that the host can invalidate its caches. Then it
-advances the stream's position, and finally it wakes the waiters for that position. Code
+advances the stream's position, and finally it wakes those that wait for positions. Code
 that has seen a position therefore never reads data that is older than the position.
 
-Waiters are stored by (stream, writer), in order of position. A waiter that times out or
-is cancelled is removed.
+Users must not be notified of a row before every row with a lower id, of *every* writer,
+has been delivered: a client that has received a token never requests the rows at or
+below that token again. Code that notifies users of a row therefore waits until all
+writers' rows up to that row have been delivered, not only those of the row's writer.
+
+What waits is stored as functions, which compare a position with that of a stream. While
+there are any, each advance of a position schedules a call of all of them in the next
+reactor turn, never during the delivery of rows. A wait that ends removes its function.
 
 See docs/failure-modes.rst: failure-future-token, failure-wait-for-one-writer.
 """
 
 from __future__ import annotations
 
-from bisect import insort
 from collections.abc import Awaitable, Callable, Mapping
-from operator import attrgetter
 from typing import Any, Protocol
 
-import attrs
 from twisted.internet.defer import Deferred
 
-from synapse_replication.errors import WaitTimeoutError
+from synapse_replication.errors import StreamConfigurationError, WaitTimeoutError
 from synapse_replication.handlers.interfaces import Clock, DelayedCall, RowSink
 from synapse_replication.handlers.row_sinks import EpochSink, LateRowSink
-from synapse_replication.handlers.stream_tokens import StreamTokenWatch, find_stream
+from synapse_replication.streams.between import TokenStream
 from synapse_replication.streams.stream import Stream
 from synapse_replication.streams.tokens import MultiWriterStreamToken
 
@@ -43,21 +46,6 @@ class LargestToken(Protocol):
     def __call__(self, stream_name: str) -> Awaitable[int | None]:
         """Return the token; ``None`` if it is not known."""
         ...
-
-
-@attrs.define(eq=False)
-class _Waiter:
-    position: int
-    reached: Deferred[None]
-    time_out: DelayedCall | None = None
-
-    def stop_timer(self) -> None:
-        if self.time_out is not None:
-            self.time_out.cancel()
-            self.time_out = None
-
-
-_by_position: Callable[[_Waiter], int] = attrgetter("position")
 
 
 class ReplicationDataHandler:
@@ -87,8 +75,9 @@ class ReplicationDataHandler:
             self.on_late_rdata = sink.on_late_rdata
         self._clock = clock
         self._largest_token = largest_token
-        self._waiters: dict[tuple[str, str], list[_Waiter]] = {}
-        self._tokens = StreamTokenWatch(streams, clock)
+        #: The functions that compare positions; see the module's docstring.
+        self._checks: list[Callable[[], None]] = []
+        self._check_call: DelayedCall | None = None
 
     def on_rdata(
         self, stream_name: str, instance_name: str, token: int, rows: list[Any]
@@ -143,27 +132,10 @@ class ReplicationDataHandler:
 
     def _set_position(self, stream_name: str, instance_name: str, token: int) -> None:
         self._streams[stream_name].advance(instance_name, token)
-        if self._tokens.interests:
-            self._tokens.schedule_check()
-        if self._waiters:
-            self._wake(stream_name, instance_name, token)
+        if self._checks:
+            self._check_soon()
 
-    def _wake(self, stream_name: str, instance_name: str, token: int) -> None:
-        """Wake those that wait for a writer's position up to ``token``."""
-        waiters = self._waiters.get((stream_name, instance_name))
-        if not waiters:
-            return
-        reached = []
-        while waiters and waiters[0].position <= token:
-            reached.append(waiters.pop(0))
-        if not waiters:
-            del self._waiters[stream_name, instance_name]
-        # Update everything first: the callbacks may add waiters, or cancel others.
-        for waiter in reached:
-            waiter.stop_timer()
-        for waiter in reached:
-            if not waiter.reached.called:
-                waiter.reached.callback(None)
+    # -- waiting -----------------------------------------------------------------------
 
     async def wait_for_stream_position(
         self,
@@ -182,22 +154,18 @@ class ReplicationDataHandler:
         :raises WaitTimeoutError: if the rows have not been delivered in time.
         :raises StreamConfigurationError: if this process has no such stream.
         """
-        stream = find_stream(self._streams, stream_name)
+        stream = self._stream(stream_name)
         if position <= stream.current_token(instance_name):
             return
-        if self._largest_token is not None:
-            largest = await self._largest_token(stream_name)
-            if largest is not None:
-                position = min(position, largest)
-            if position <= stream.current_token(instance_name):
-                return
-        key = stream_name, instance_name
-        waiter = _Waiter(position, Deferred(lambda _: self._remove(key, waiter)))
-        waiter.time_out = self._clock.call_later(timeout, self._time_out, key, waiter)
-        insort(self._waiters.setdefault(key, []), waiter, key=_by_position)
-        await waiter.reached
-
-    # -- tokens of all writers of a stream ---------------------------------------------
+        largest = await self._find_largest(stream_name)
+        upto = position if largest is None else min(position, largest)
+        await self._wait_until(
+            lambda: upto <= stream.current_token(instance_name),
+            timeout,
+            lambda: WaitTimeoutError(
+                stream_name, instance_name, upto, stream.current_token(instance_name)
+            ),
+        )
 
     async def wait_for_stream_token(
         self,
@@ -213,11 +181,14 @@ class ReplicationDataHandler:
         :raises WaitTimeoutError: if the rows have not been delivered in time.
         :raises StreamConfigurationError: if the stream has no combined token.
         """
-        if self._largest_token is not None:
-            largest = await self._largest_token(stream_name)
-            if largest is not None:
-                token = token.bound_stream_token(largest)
-        await self._tokens.wait(stream_name, token, timeout)
+        stream = self._token_stream(stream_name)
+        largest = await self._find_largest(stream_name)
+        upto = token if largest is None else token.bound_stream_token(largest)
+        await self._wait_until(
+            lambda: upto.is_before_or_eq(stream.current_stream_token()),
+            timeout,
+            lambda: _find_slowest(stream_name, upto, stream.current_stream_token()),
+        )
 
     def call_when_persisted(
         self, stream_name: str, callback: Callable[[int], object]
@@ -233,30 +204,105 @@ class ReplicationDataHandler:
         :raises StreamConfigurationError: if the stream has no such token, for instance
             because it is held in memory.
         """
-        return self._tokens.subscribe(stream_name, callback)
+        stream = self._token_stream(stream_name)
+        if self._streams[stream_name].description.held_in_memory:
+            raise StreamConfigurationError(
+                f"{stream_name} has no persisted-up-to token: it is held in memory by "
+                "its writers, whose tokens are independent of one another"
+            )
+        reported = stream.current_stream_token().stream
+
+        def check() -> None:
+            nonlocal reported
+            token = stream.current_stream_token().stream
+            if token > reported:
+                reported = token
+                # It is a delayed call of its own, so the reactor logs a failure of one
+                # callback and still runs the others.
+                self._clock.call_later(0, callback, token)
+
+        self._checks.append(check)
+        return lambda: self._remove(check)
 
     def own_rows_written(self) -> None:
         """Wake those that wait for rows that this process has written."""
-        if self._tokens.interests:
-            self._tokens.schedule_check()
-        for stream_name, instance_name in list(self._waiters):
-            token = self._streams[stream_name].current_token(instance_name)
-            self._wake(stream_name, instance_name, token)
+        if self._checks:
+            self._check_soon()
 
-    def _time_out(self, key: tuple[str, str], waiter: _Waiter) -> None:
-        waiter.time_out = None
-        self._remove(key, waiter)
-        stream_name, instance_name = key
-        current = self._streams[stream_name].current_token(instance_name)
-        waiter.reached.errback(
-            WaitTimeoutError(stream_name, instance_name, waiter.position, current)
-        )
+    async def _wait_until(
+        self,
+        is_reached: Callable[[], bool],
+        timeout: float,
+        explain: Callable[[], WaitTimeoutError],
+    ) -> None:
+        """Wait until a function of the positions is true.
 
-    def _remove(self, key: tuple[str, str], waiter: _Waiter) -> None:
-        waiter.stop_timer()
-        waiters = self._waiters.get(key, [])
-        # A waiter whose position has just been reached is not in the list.
-        if waiter in waiters:
-            waiters.remove(waiter)
-            if not waiters:
-                del self._waiters[key]
+        :param explain: returns the error after the timeout.
+        """
+        if is_reached():
+            return
+        reached: Deferred[None] = Deferred()
+
+        def check() -> None:
+            # A function that was called earlier may have cancelled this wait.
+            if not reached.called and is_reached():
+                reached.callback(None)
+
+        self._checks.append(check)
+        time_out = self._clock.call_later(timeout, lambda: reached.errback(explain()))
+        try:
+            await reached
+        finally:
+            self._remove(check)
+            if time_out.active():
+                time_out.cancel()
+
+    def _remove(self, check: Callable[[], None]) -> None:
+        if check in self._checks:
+            self._checks.remove(check)
+
+    def _check_soon(self) -> None:
+        if self._check_call is None:
+            self._check_call = self._clock.call_later(0, self._check)
+
+    def _check(self) -> None:
+        self._check_call = None
+        for check in list(self._checks):
+            check()
+
+    async def _find_largest(self, stream_name: str) -> int | None:
+        if self._largest_token is None:
+            return None
+        return await self._largest_token(stream_name)
+
+    def _stream(self, name: str) -> AdvancingStream:
+        try:
+            return self._streams[name]
+        except KeyError:
+            known = ", ".join(sorted(self._streams))
+            raise StreamConfigurationError(
+                f"this process has no stream {name}; it has {known}"
+            ) from None
+
+    def _token_stream(self, name: str) -> TokenStream:
+        stream: object = self._stream(name)
+        if not isinstance(stream, TokenStream):
+            raise StreamConfigurationError(
+                f"{name} has no combined token of all its writers; "
+                "implement current_stream_token and get_rows_between in its class"
+            )
+        return stream
+
+
+def _find_slowest(
+    stream_name: str, wanted: MultiWriterStreamToken, current: MultiWriterStreamToken
+) -> WaitTimeoutError:
+    """Return an error that names a writer whose rows were not delivered in time."""
+    if wanted.stream <= current.stream:
+        for writer, position in wanted.instance_map.items():
+            reached = current.get_stream_pos_for_instance(writer)
+            if position > reached:
+                return WaitTimeoutError(stream_name, writer, position, reached)
+    return WaitTimeoutError(
+        stream_name, "the slowest writer", wanted.stream, current.stream
+    )

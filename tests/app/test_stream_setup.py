@@ -330,6 +330,7 @@ class StreamSetupTests(TestCase):
             # The query runs in a thread.
             await self.database.transact("wait", lambda txn: txn.execute("SELECT 1"))
         host.rows.on_position("notes", "a", 9)
+        self.clock.advance(0)
         await waiting
 
     async def test_new_writer_reports_range_without_rows(self) -> None:

@@ -96,9 +96,10 @@ class ReplicationDataHandlerTests(SynchronousTestCase):
 
     def rows(self, token: int, writer: str = "w") -> None:
         self.assertIsNone(self.data.on_rdata("events", writer, token, [Row("a")]))
+        self.reactor.advance(0)
 
     def assertNothingLeft(self) -> None:
-        self.assertEqual(self.data._waiters, {})
+        self.assertEqual(self.data._checks, [])
         self.assertEqual(self.reactor.getDelayedCalls(), [])
 
     def test_rows_before_position(self) -> None:
@@ -141,9 +142,11 @@ class ReplicationDataHandlerTests(SynchronousTestCase):
         waiting = self.wait(5, "me")
         self.stream.advance("me", 4)
         self.data.own_rows_written()
+        self.reactor.advance(0)
         self.assertNoResult(waiting)
         self.stream.advance("me", 5)
         self.data.own_rows_written()
+        self.reactor.advance(0)
         self.successResultOf(waiting)
         self.assertNothingLeft()
 
@@ -169,6 +172,7 @@ class ReplicationDataHandlerTests(SynchronousTestCase):
         self.rows(6)
         self.assertEqual(woken, [1, 0, 2])
         self.data.on_position("events", "w", 9)
+        self.reactor.advance(0)
         self.assertEqual(woken, [1, 0, 2, 3])
         self.assertNothingLeft()
 
@@ -204,7 +208,7 @@ class ReplicationDataHandlerTests(SynchronousTestCase):
         A waiter that wakes may cancel others, whether their positions were reached by
         the same row or not.
         """
-        later, same, waiting = self.wait(9), self.wait(6), self.wait(5)
+        later, waiting, same = self.wait(9), self.wait(5), self.wait(6)
         also = self.wait(6)
 
         def cancel_others(_: object) -> None:
