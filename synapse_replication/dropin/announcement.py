@@ -1,8 +1,8 @@
 """Log lines that name the replaced parts, written once to the host's log.
 
 The host sets up its log after ``synapse-replication exec`` has replaced the parts. The
-lines are therefore prepared first, and written when a replaced part first requests the
-observer of a homeserver.
+lines are therefore prepared first, and written when the monitoring of a homeserver is
+created.
 """
 
 from __future__ import annotations

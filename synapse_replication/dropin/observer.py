@@ -37,9 +37,6 @@ _MODULES = (
     "synapse.storage.util.id_generators",
 )
 
-_observers: weakref.WeakKeyDictionary[Any, ReplicationObserver] = (
-    weakref.WeakKeyDictionary()
-)
 _monitoring: weakref.WeakKeyDictionary[Any, Monitoring] = weakref.WeakKeyDictionary()
 
 
@@ -47,18 +44,15 @@ def monitoring_of(hs: Any) -> Monitoring:
     """Return the monitoring of a homeserver, which all its parts share."""
     monitoring = _monitoring.get(hs)
     if monitoring is None:
+        # The host has set up its log by now.
+        announcement.write()
         monitoring = _monitoring[hs] = Monitoring(hs, host_metrics())
     return monitoring
 
 
 def observer_of(hs: Any) -> ReplicationObserver:
     """Return the observer of a homeserver, which all its parts share."""
-    observer = _observers.get(hs)
-    if observer is None:
-        # The host has set up its log by now.
-        announcement.write()
-        observer = _observers[hs] = monitoring_of(hs).observer
-    return observer
+    return monitoring_of(hs).observer
 
 
 def hooks_of(hs: Any) -> ReplicationHooks:

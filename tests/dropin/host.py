@@ -16,8 +16,9 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.dropin.handler import DropInCommandHandler
 from synapse_replication.dropin.monitoring import Monitoring
-from synapse_replication.dropin.observer import _monitoring, _observers
+from synapse_replication.dropin.observer import _monitoring
 from synapse_replication.dropin.resource import DropInStreamer
+from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.wire.extension import MessageType, parse_message
 from tests.support.recording_observer import RecordingObserver
 
@@ -83,8 +84,9 @@ class FakeMonitoring:
     :ivar calls: the names of the called methods.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, observer: ReplicationObserver) -> None:
         self.calls: list[str] = []
+        self.observer = observer
         self.hooks = object()
         self.metrics = SimpleNamespace(watch_backlog=lambda backlog: None)
 
@@ -114,8 +116,7 @@ class FakeHomeserver:
         self.calls: list[tuple[Any, ...]] = []
         self.replication_notifier: Any = object()
         self.observer = RecordingObserver()
-        _observers[self] = self.observer
-        self.monitoring = FakeMonitoring()
+        self.monitoring = FakeMonitoring(self.observer)
         _monitoring[self] = cast(Monitoring, self.monitoring)
         self.at_shutdown: list[dict[str, Any]] = []
         self._instance_name = instance_name
