@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from synapse_replication.dropin.host_code import host_attribute
+from synapse_replication.dropin.observer import observer_of
 from synapse_replication.handlers.handler import ReplicationCommandHandler
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.handlers.redaction import without_secrets
@@ -145,12 +146,8 @@ class ForeignHandler:
             self._run(f"replication-{name}", lambda: waiting)
 
 
-def as_connection_handler(
-    handler: Any,
-    run_as_background_process: Callable[..., Awaitable[Any]],
-    observer: ReplicationObserver,
-) -> ConnectionHandler:
+def as_connection_handler(hs: Any, handler: Any) -> ConnectionHandler:
     """Return a handler for this package's connections, with an adapter if needed."""
     if isinstance(handler, ReplicationCommandHandler):
         return handler
-    return ForeignHandler(handler, run_as_background_process, observer)
+    return ForeignHandler(handler, hs.run_as_background_process, observer_of(hs))

@@ -10,7 +10,6 @@ from typing import Any
 from twisted.internet.defer import Deferred, DeferredList, TimeoutError
 
 from synapse_replication.dropin.backlogs import make_backlog, make_partial_resync
-from synapse_replication.dropin.extension import make_extension
 from synapse_replication.dropin.foreign import ForeignConnection
 from synapse_replication.dropin.host_code import make_yieldable
 from synapse_replication.dropin.notifier import combine_notifications, favour_streamer
@@ -21,12 +20,16 @@ from synapse_replication.dropin.settings import DropInSettings
 from synapse_replication.dropin.synapse_host import SynapseHost
 from synapse_replication.handlers import handler
 from synapse_replication.handlers.epochs import PeerEpochs
-from synapse_replication.handlers.extension.extension import FEW_PEERS
+from synapse_replication.handlers.extension.extension import (
+    FEW_PEERS,
+    ReplicationExtension,
+)
 from synapse_replication.handlers.receiving.context import ReceiverOptions
 from synapse_replication.handlers.sending.streamer import ReplicationStreamer
 from synapse_replication.redis.subscriber import RedisSubscriber
 from synapse_replication.storage.stored_positions import StoredPositionCheck
 from synapse_replication.streams.reader import State
+from synapse_replication.text import process_label
 from synapse_replication.wire import commands
 
 #: The timeout for connecting to Redis, in s.
@@ -43,6 +46,10 @@ class DropInCommandHandler(handler.ReplicationCommandHandler):
 
     It accepts this package's connections, and any other object with ``send_command``
     that calls ``on_<COMMAND>(connection, command)`` for each received command.
+
+    If the subscription to Redis is replaced, too, it uses the extension, whose epoch is
+    the host's instance id: a random id that differs at each start. Stock processes do
+    not subscribe to the extension's channel.
 
     :ivar host: the adapter of ``hs``; the streamer uses the same adapter.
     :ivar backlog: the recently sent rows; ``None`` if peers cannot request them.
@@ -73,7 +80,16 @@ class DropInCommandHandler(handler.ReplicationCommandHandler):
             ),
         )
         self.backlog = make_backlog(hs)
-        self.extension = make_extension(hs, self.host, self, epochs, self.backlog)
+        self.extension: ReplicationExtension | None = None
+        if settings.extension:
+            self.extension = ReplicationExtension(
+                self.host,
+                self,
+                self._observer,
+                epochs,
+                self.backlog,
+                where=process_label(),
+            )
         self._is_stopping = False
         self._position_check: StoredPositionCheck | None = None
         self._foreign: dict[Any, ForeignConnection] = {}

@@ -17,10 +17,10 @@ from typing import Any
 
 import txredisapi
 
-from synapse_replication.dropin.extension import extension_of
 from synapse_replication.dropin.foreign import as_connection_handler
 from synapse_replication.dropin.host_code import host_attribute
 from synapse_replication.dropin.observer import observer_of
+from synapse_replication.handlers.extension.extension import ReplicationExtension
 from synapse_replication.redis.sender import RedisSender
 from synapse_replication.redis.sender_protocol import SenderFactory
 from synapse_replication.redis.subscriber import SubscriberFactory
@@ -52,7 +52,7 @@ class DropInRedisFactory(SenderFactory):
             hs.get_replication_command_handler().send_positions_to_connection()
 
         def resume_extension() -> None:
-            extension = extension_of(hs.get_replication_command_handler())
+            extension = _extension_of(hs.get_replication_command_handler())
             if extension is not None:
                 extension.sending_resumed()
 
@@ -93,7 +93,7 @@ class RedisDirectTcpReplicationClientFactory(SubscriberFactory):
         outbound_redis_connection: Any,
         channel_names: Sequence[str],
     ) -> None:
-        config, observer = hs.config.redis, observer_of(hs)
+        config = hs.config.redis
         handler = hs.get_replication_command_handler()
         sender = _sender_of(outbound_redis_connection)
         super().__init__(
@@ -105,19 +105,23 @@ class RedisDirectTcpReplicationClientFactory(SubscriberFactory):
             username=getattr(config, "redis_username", None),
             replyTimeout=30.0,
             clock=hs.get_reactor(),
-            observer=observer,
+            observer=observer_of(hs),
             name="redis",
             server_name=hs.hostname,
             channels=channel_names,
-            command_handler=as_connection_handler(
-                handler, hs.run_as_background_process, observer
-            ),
+            command_handler=as_connection_handler(hs, handler),
             sender=sender,
             # Extension messages and commands must use one connection, in order.
             extension=(
-                extension_of(handler) if isinstance(sender, RedisSender) else None
+                _extension_of(handler) if isinstance(sender, RedisSender) else None
             ),
         )
+
+
+def _extension_of(handler: Any) -> ReplicationExtension | None:
+    """Return the extension of a command handler; ``None`` if it has no extension."""
+    extension = getattr(handler, "extension", None)
+    return extension if isinstance(extension, ReplicationExtension) else None
 
 
 class _ForeignSender:

@@ -22,12 +22,11 @@ def make_server_end(
     """Return the server's end of a connection."""
     from synapse_replication.dropin.protocol import DropInServerProtocol
 
-    observer = observer_of(hs)
     return DropInServerProtocol(
         server_name,
         HostClock(clock, hs.get_reactor()),
-        as_connection_handler(handler, hs.run_as_background_process, observer),
-        observer,
+        as_connection_handler(hs, handler),
+        observer_of(hs),
     )
 
 
@@ -37,11 +36,10 @@ def make_client_end(
     """Return the client's end of a connection."""
     from synapse_replication.dropin.protocol import DropInClientProtocol
 
-    observer = observer_of(hs)
     return DropInClientProtocol(
         client_name,
         server_name,
         HostClock(clock, hs.get_reactor()),
-        as_connection_handler(command_handler, hs.run_as_background_process, observer),
-        observer,
+        as_connection_handler(hs, command_handler),
+        observer_of(hs),
     )

@@ -8,7 +8,6 @@ from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.dropin.extension import extension_of
 from synapse_replication.dropin.redis_factories import (
     DropInRedisFactory,
     RedisDirectTcpReplicationClientFactory,
@@ -92,7 +91,6 @@ class ExtensionTests(SynchronousTestCase):
         stock = SingleCommandHandler()
         self.hs.get_replication_command_handler = lambda: stock
         self.assertIsNone(self.subscription().extension)
-        self.assertIsNone(extension_of(stock))
 
     def test_turned_off(self) -> None:
         """If the extension is disabled, the link is that of the classic protocol."""

@@ -133,7 +133,5 @@ class ForeignHandlerTests(SynchronousTestCase):
 
     def test_foreign_handler_is_bridged(self) -> None:
         """A foreign handler is wrapped in a :class:`ForeignHandler`."""
-        handler = as_connection_handler(
-            self.original, self.hs.run_as_background_process, self.hs.observer
-        )
+        handler = as_connection_handler(self.hs, self.original)
         self.assertIsInstance(handler, ForeignHandler)
