@@ -36,7 +36,6 @@ NOT_IN_HOST = (
     "synapse_replication.cli",
     "synapse_replication.config",
     "synapse_replication.dropin.protocol",
-    "synapse_replication.handlers.extension.interfaces",
     "synapse_replication.handlers.interfaces",
     "synapse_replication.streams.table",
     "synapse_replication.tcp",

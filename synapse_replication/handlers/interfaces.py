@@ -271,6 +271,27 @@ class ReplicationConnection(Protocol):
         ...
 
 
+class ExtensionConnection(ReplicationConnection, Protocol):
+    """A link on which extension messages can be sent.
+
+    :ivar is_direct: whether the link is a direct TCP connection to one peer.
+    :ivar has_own_channel: whether messages for this instance alone arrive on the link.
+    """
+
+    is_direct: bool
+    has_own_channel: bool
+
+    def send_extension(self, payloads: Sequence[bytes], to: str = "") -> None:
+        """Send messages, in order with the rows and commands on the link.
+
+        :param to: the only instance that receives them; empty for all. A direct link
+            has only one peer.
+
+        The messages are dropped if the link currently cannot send. Never raises.
+        """
+        ...
+
+
 class ConnectionHandler(Protocol):
     """Receiver of a connection's events and items, such as the command handler."""
 

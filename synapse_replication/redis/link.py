@@ -10,7 +10,7 @@ from typing import Any
 from twisted.internet.defer import TimeoutError
 
 from synapse_replication.handlers.events import ConnectionBuffers
-from synapse_replication.handlers.extension.interfaces import ExtensionHandler
+from synapse_replication.handlers.extension.extension import ReplicationExtension
 from synapse_replication.handlers.interfaces import ConnectionHandler
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.redis.endpoint import RedisEndpoint
@@ -61,7 +61,7 @@ class RedisReplicationLink:
         on_lost: Callable[[int], None],
         channels: Sequence[str] = (),
         *,
-        extension: ExtensionHandler | None = None,
+        extension: ReplicationExtension | None = None,
         ping_interval: float = 30.0,
         reply_timeout: float = 30.0,
         handshake_timeout: float = HANDSHAKE_TIMEOUT,

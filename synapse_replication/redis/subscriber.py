@@ -46,7 +46,7 @@ from synapse_replication.wire.rdata import (
 )
 
 if TYPE_CHECKING:
-    from synapse_replication.handlers.extension.interfaces import ExtensionHandler
+    from synapse_replication.handlers.extension.extension import ReplicationExtension
     from synapse_replication.handlers.interfaces import ConnectionHandler
 
 #: The longest line to publish or to accept, in bytes. Redis itself allows 512 MiB.
@@ -338,7 +338,7 @@ class SubscriberFactory(SynapseRedisFactory):
         channels: Sequence[str],
         command_handler: ConnectionHandler,
         sender: RedisSender,
-        extension: ExtensionHandler | None = None,
+        extension: ReplicationExtension | None = None,
         reader_factory: ReaderFactory = _new_reader,
         **kwargs: Any,
     ) -> None:

@@ -24,7 +24,7 @@ from synapse_replication.handlers.events import (
     ConnectionBuffers,
     LineRefused,
 )
-from synapse_replication.handlers.extension.interfaces import ExtensionHandler
+from synapse_replication.handlers.extension.extension import ReplicationExtension
 from synapse_replication.handlers.interfaces import (
     Clock,
     ConnectionHandler,
@@ -79,7 +79,7 @@ class ReplicationStreamProtocolFactory(ServerFactory):
         observer: ReplicationObserver,
         *,
         limit: PendingLimit | None = None,
-        extension: ExtensionHandler | None = None,
+        extension: ReplicationExtension | None = None,
         max_connections: int = MAX_CONNECTIONS,
     ) -> None:
         self.server_name = server_name
@@ -196,7 +196,7 @@ class DirectTcpReplicationClientFactory(ClientFactory):
         jitter: Callable[[], float] = random.random,
         *,
         limit: PendingLimit | None = None,
-        extension: ExtensionHandler | None = None,
+        extension: ReplicationExtension | None = None,
     ) -> None:
         self.client_name = client_name
         self.server_name = server_name

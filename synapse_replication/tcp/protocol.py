@@ -38,7 +38,7 @@ from synapse_replication.handlers.events import (
     LinkDown,
     LinkUp,
 )
-from synapse_replication.handlers.extension.interfaces import ExtensionHandler
+from synapse_replication.handlers.extension.extension import ReplicationExtension
 from synapse_replication.handlers.interfaces import (
     Clock,
     ConnectionHandler,
@@ -114,7 +114,7 @@ class BaseReplicationStreamProtocol(Protocol):
         closed: Callable[[BaseReplicationStreamProtocol], object] | None = None,
         *,
         limit: PendingLimit | None = None,
-        extension: ExtensionHandler | None = None,
+        extension: ReplicationExtension | None = None,
     ) -> None:
         self.name = "unnamed"
         self.server_name = server_name
@@ -441,7 +441,7 @@ class ClientReplicationStreamProtocol(BaseReplicationStreamProtocol):
         closed: Callable[[BaseReplicationStreamProtocol], object] | None = None,
         *,
         limit: PendingLimit | None = None,
-        extension: ExtensionHandler | None = None,
+        extension: ReplicationExtension | None = None,
         label: str = "",
     ) -> None:
         super().__init__(

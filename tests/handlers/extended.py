@@ -12,12 +12,12 @@ from synapse_replication.backoff import Backoff
 from synapse_replication.errors import HttpCatchUpError
 from synapse_replication.handlers.epochs import PeerEpochs
 from synapse_replication.handlers.extension.extension import ReplicationExtension
-from synapse_replication.handlers.extension.interfaces import ExtensionConnection
 from synapse_replication.handlers.handler import (
     HandlerOptions,
     ReplicationCommandHandler,
 )
 from synapse_replication.handlers.host_values import Identity
+from synapse_replication.handlers.interfaces import ExtensionConnection
 from synapse_replication.handlers.receiving.context import ReceiverOptions
 from synapse_replication.handlers.receiving.partial_resync import PartialResync
 from synapse_replication.handlers.sending.streamer import ReplicationStreamer

@@ -9,7 +9,11 @@ from typing import TYPE_CHECKING
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import LineTooLongError
-from synapse_replication.handlers.interfaces import ReplicationConnection
+from synapse_replication.handlers.extension.extension import ReplicationExtension
+from synapse_replication.handlers.interfaces import (
+    ExtensionConnection,
+    ReplicationConnection,
+)
 from synapse_replication.redis.options import RedisOptions
 from synapse_replication.redis.pacing import (
     HIGH_WATERMARK,
@@ -239,7 +243,7 @@ class RedisSubscriberTests(SynchronousTestCase):
         self.assertIn("SUBSCRIBE: NOPERM", str(memory.events.all))
 
 
-class RecordingExtension:
+class RecordingExtension(ReplicationExtension):
     """An extension that adds its calls to the link's events."""
 
     instance_name = "w1"
@@ -251,17 +255,19 @@ class RecordingExtension:
         if self.memory is not None:
             self.memory.events.add(event)
 
-    def extension_up(self, connection: RedisSubscriber) -> None:
+    def extension_up(self, connection: ExtensionConnection) -> None:
         self._add("extension_up")
         connection.send_extension([b"hello"])
 
-    def extension_down(self, connection: RedisSubscriber) -> None:
+    def extension_down(self, connection: ExtensionConnection) -> None:
         self._add("extension_down")
 
     def sending_resumed(self) -> None:
         self._add("sending_resumed")
 
-    def extension_received(self, connection: RedisSubscriber, payload: bytes) -> None:
+    def extension_received(
+        self, connection: ExtensionConnection, payload: bytes
+    ) -> None:
         self._add("extension", payload)
 
 

@@ -12,9 +12,9 @@ from twisted.trial.unittest import SynchronousTestCase
 from synapse_replication.errors import LineTooLongError
 from synapse_replication.handlers.epochs import PeerEpochs
 from synapse_replication.handlers.extension.extension import ReplicationExtension
-from synapse_replication.handlers.extension.interfaces import ExtensionConnection
 from synapse_replication.handlers.handler import ReplicationCommandHandler
 from synapse_replication.handlers.host_values import Identity
+from synapse_replication.handlers.interfaces import ExtensionConnection
 from synapse_replication.handlers.sending.streamer import ReplicationStreamer
 from synapse_replication.streams.backlog import Backlog, BacklogOptions
 from synapse_replication.tcp.factory import (
@@ -37,7 +37,7 @@ from tests.tcp.doubles import (
 PING_WORD = b"replication_ext/1"
 
 
-class RecordingExtension:
+class RecordingExtension(ReplicationExtension):
     """An extension that sends a hello when a link is up, and records its calls."""
 
     instance_name = "recorder"

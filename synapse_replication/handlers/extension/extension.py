@@ -88,9 +88,9 @@ from synapse_replication.wire.extension import (
 )
 
 if TYPE_CHECKING:
-    from synapse_replication.handlers.extension.interfaces import ExtensionConnection
     from synapse_replication.handlers.interfaces import (
         DelayedCall,
+        ExtensionConnection,
         ReplicationConnection,
         ReplicationHost,
     )
