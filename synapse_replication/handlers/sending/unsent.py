@@ -91,19 +91,10 @@ class UnsentCommands:
     """A bounded collection of commands, returned in the order of sending.
 
     :param observer: notified of dropped commands.
-    :param max_commands: the largest number of commands of one name.
-    :param max_bytes: the largest total size of the lines of one name, in bytes.
     """
 
-    def __init__(
-        self,
-        observer: ReplicationObserver,
-        max_commands: int = MAX_COMMANDS,
-        max_bytes: int = MAX_BYTES,
-    ) -> None:
+    def __init__(self, observer: ReplicationObserver) -> None:
         self._observer = observer
-        self._max_commands = max_commands
-        self._max_bytes = max_bytes
         self._by_name: dict[str, _RetainedCommands] = {}
         self._order = 0
 
@@ -121,9 +112,7 @@ class UnsentCommands:
         of_name = self._by_name.setdefault(name, _RetainedCommands())
         self._order += 1
         of_name.put(_subject(command, line), self._order, len(line), command)
-        while (
-            len(of_name.commands) > self._max_commands or of_name.size > self._max_bytes
-        ):
+        while len(of_name.commands) > MAX_COMMANDS or of_name.size > MAX_BYTES:
             of_name.drop_oldest()
             self._observer.observe(
                 CommandsDropped(name, CommandDropReason.QUEUE_FULL, 1)

@@ -10,6 +10,7 @@ from synapse_replication.handlers.handler import (
     ReplicationCommandHandler,
 )
 from synapse_replication.handlers.host_values import SyncingUser
+from synapse_replication.handlers.sending import unsent as unsent_module
 from synapse_replication.handlers.sending.unsent import UnsentCommands
 from synapse_replication.testing.doubles import MemoryConnection, SourceStream
 from synapse_replication.wire.commands import (
@@ -34,7 +35,9 @@ class UnsentCommandsTests(SynchronousTestCase):
         self.drops = self.observer.drops
 
     def make(self, max_commands: int = 100, max_bytes: int = 10_000) -> UnsentCommands:
-        return UnsentCommands(self.observer, max_commands, max_bytes)
+        self.patch(unsent_module, "MAX_COMMANDS", max_commands)
+        self.patch(unsent_module, "MAX_BYTES", max_bytes)
+        return UnsentCommands(self.observer)
 
     def lines(self, unsent: UnsentCommands) -> list[str]:
         return [f"{command.NAME} {command.to_line()}" for command in unsent.take()]
