@@ -20,7 +20,7 @@ See docs/failure-modes.rst: failure-future-token, failure-wait-for-one-writer.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from twisted.internet.defer import Deferred
 
@@ -40,12 +40,9 @@ class AdvancingStream(Stream, Protocol):
         ...
 
 
-class LargestToken(Protocol):
-    """Function that returns an upper bound of the allocated tokens of a stream."""
-
-    def __call__(self, stream_name: str) -> Awaitable[int | None]:
-        """Return the token; ``None`` if it is not known."""
-        ...
+#: A function that returns an upper bound of the allocated tokens of a stream, by its
+#: name; ``None`` if it is not known.
+LargestToken: TypeAlias = Callable[[str], Awaitable[int | None]]
 
 
 class ReplicationDataHandler:

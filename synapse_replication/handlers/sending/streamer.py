@@ -31,7 +31,7 @@ from __future__ import annotations
 import random
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -65,18 +65,6 @@ _DESCRIPTION = "replication_streamer"
 _TASK = BackgroundTask(_DESCRIPTION)
 
 
-class RandomSource(Protocol):
-    """The part of :class:`random.Random` that the streamer uses."""
-
-    def random(self) -> float:
-        """Return a float in ``[0.0, 1.0)``."""
-        ...
-
-    def shuffle(self, x: list[Any]) -> None:
-        """Shuffle a list in place."""
-        ...
-
-
 class StreamerOptions(Struct, frozen=True):
     """Options of a streamer.
 
@@ -105,7 +93,7 @@ class ReplicationStreamer:
         observer: ReplicationObserver,
         *,
         options: StreamerOptions | None = None,
-        random_source: RandomSource | None = None,
+        random_source: random.Random | None = None,
     ) -> None:
         self._host = host
         self._sender = sender

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from random import Random
 from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
@@ -17,13 +18,13 @@ from tests.handlers.fixtures import Row
 from tests.support.recording_observer import RecordingHost
 
 
-class ReversingRandom:
+class ReversingRandom(Random):
     """A deterministic random source: ``shuffle`` reverses."""
 
     def random(self) -> float:
         return 0.5
 
-    def shuffle(self, x: list[Any]) -> None:
+    def shuffle(self, x: list[Any]) -> None:  # type: ignore[override]
         x.reverse()
 
 
