@@ -412,15 +412,15 @@ class ReplicationCommandHandler:
             return
         for stream_name, token in tokens.items():
             receiver = self.receivers.get(stream_name)
-            if receiver is None or not self._admits(stream_name, instance_name):
-                continue
-            if epoch is not None:
-                receiver.enqueue_epoch(
-                    link, instance_name, token, epoch, has_restarted=has_restarted
+            if receiver is not None and self._admits(stream_name, instance_name):
+                receiver.enqueue_report(
+                    link,
+                    instance_name,
+                    token,
+                    is_first=is_new_epoch,
+                    epoch=epoch,
+                    has_restarted=has_restarted,
                 )
-            receiver.enqueue_reported_position(
-                link, instance_name, token, is_first=is_new_epoch
-            )
 
     def stored_position(self, stream_name: str, instance_name: str, token: int) -> None:
         """Fetch rows up to a stored position that its writer has not announced.

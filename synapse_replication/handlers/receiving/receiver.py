@@ -179,15 +179,33 @@ class StreamReceiver:
         else:
             self._put(link, position)
 
-    def enqueue_reported_position(
-        self, link: Link, instance_name: str, token: int, *, is_first: bool = False
+    def enqueue_report(
+        self,
+        link: Link,
+        instance_name: str,
+        token: int,
+        *,
+        is_first: bool,
+        epoch: str | None,
+        has_restarted: bool,
     ) -> None:
-        """Enqueue a position that a writer reported, unless it is redundant.
+        """Enqueue a writer's position, and its epoch, unless they are redundant.
+
+        The rows that the writer held in memory in earlier epochs are lost.
 
         :param is_first: whether the writer has just started, so that this is its
             initial position. Missing rows up to it are fetched, but are not reported as
             a gap.
+        :param epoch: the epoch; ``None`` if it need not be compared with that of the
+            handled rows.
+        :param has_restarted: whether this may be the first message of a process.
         """
+        if (
+            epoch is not None
+            and self._context.description.held_in_memory
+            and not self._writers.find(instance_name).reader.follows_epoch(link, epoch)
+        ):
+            self._put(link, ReportedEpoch(instance_name, token, epoch, has_restarted))
         if not self._writers.get(instance_name).reader.follows(link, token):
             self._put(link, ReportedPosition(instance_name, token, is_first))
 
@@ -233,28 +251,6 @@ class StreamReceiver:
             )
             if isinstance(context.sink, LateRowSink):
                 self._enqueue(partial(self._handle_late, instance_name, missing))
-
-    def enqueue_epoch(
-        self,
-        link: Link,
-        instance_name: str,
-        token: int,
-        epoch: str,
-        *,
-        has_restarted: bool,
-    ) -> None:
-        """Enqueue a writer's epoch if it is new and the stream is held in memory.
-
-        The rows that the writer held in memory in earlier epochs are lost.
-
-        :param token: the writer's position.
-        :param has_restarted: whether this may be the first message of a process.
-        """
-        reader = self._writers.find(instance_name).reader
-        if self._context.description.held_in_memory and not reader.follows_epoch(
-            link, epoch
-        ):
-            self._put(link, ReportedEpoch(instance_name, token, epoch, has_restarted))
 
     async def wait_until_empty(self) -> None:
         """Wait until everything received was handled, and no rows are being fetched."""

@@ -202,10 +202,6 @@ class CommandSender:
             return list(self.links)
         return [link for link in self.links if self.sends(link, stream_name)]
 
-    def get_streams_to_replicate(self) -> Sequence[Stream]:
-        """Return the streams that this process writes."""
-        return self._host.streams.get_streams_to_replicate()
-
     # -- commands ----------------------------------------------------------------------
 
     def send(self, command: Command) -> None:
