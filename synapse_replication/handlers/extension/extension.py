@@ -65,11 +65,7 @@ from synapse_replication.handlers.events import (
     PeerSilent,
     UnknownFields,
 )
-from synapse_replication.handlers.extension.watches import (
-    HEARS_WITHIN,
-    WATCH_EVERY,
-    Watches,
-)
+from synapse_replication.handlers.extension.watches import WATCH_EVERY, Watches
 from synapse_replication.handlers.handler import ReplicationCommandHandler
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.handlers.relay import RELAYED
@@ -209,7 +205,6 @@ class ReplicationExtension:
         #: The interval that this instance stated last to all.
         self._stated = self._options.idle_interval
         self._checking: DelayedCall | None = None
-        self._last_heard = self._listening_since = -math.inf
         #: A message with the fields that are the same in all messages.
         self._blank = ExtensionMessage(
             MessageType.HEARTBEAT,
@@ -323,7 +318,7 @@ class ReplicationExtension:
         """Send hello on a new link, before anything else."""
         self._connections.append(connection)
         self._replicating.add(connection)
-        self._listening_since = self._clock.seconds()
+        self._watches.listen(self._clock.seconds())
         if not self._has_stopped:
             self._send_hello(connection, replicates=not connection.is_direct)
 
@@ -364,7 +359,7 @@ class ReplicationExtension:
         self._connections.remove(connection)
         self._replicating.discard(connection)
         self._peers.pop(connection, None)
-        self._listening_since = self._clock.seconds()
+        self._watches.listen(self._clock.seconds())
 
     def extension_received(
         self, connection: ExtensionConnection, payload: bytes
@@ -481,10 +476,6 @@ class ReplicationExtension:
         if self._has_stopped:
             return
         name, epoch = message.instance_name, message.epoch
-        if now - self._last_heard > HEARS_WITHIN:
-            # This instance may have been unable to hear.
-            self._listening_since = now
-        self._last_heard = now
         self._watches.heard(name, epoch, now)
         if message.type is MessageType.WATCH:
             self._watches.watch(name, epoch, now)
@@ -508,10 +499,7 @@ class ReplicationExtension:
         now = self._clock.seconds()
         if self._connections:
             all_can_watch = self._epochs.all_can_watch(now)
-            silent = self._watches.silent(
-                now, listening_since=self._listening_since, last_heard=self._last_heard
-            )
-            for name, epoch, seconds in silent[:MOST_SILENT]:
+            for name, epoch, seconds in self._watches.silent(now)[:MOST_SILENT]:
                 silence = Silence(name, epoch, int(seconds))
                 if all_can_watch:
                     message = self._message(MessageType.SILENT)

@@ -14,6 +14,7 @@ contradicts by a heartbeat to all.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 from typing import Final
@@ -45,6 +46,9 @@ class Watches:
         self._watchers: list[str] = []
         #: The epoch of each watched instance, and when it was last heard, in s.
         self._watched: RecentDict[str, tuple[str, float]] = RecentDict(MAX_WATCHED)
+        #: Since when this instance has been able to hear, and when the last message of
+        #: any instance arrived, in s.
+        self._listening_since = self._last_heard = -math.inf
 
     @property
     def has_watchers(self) -> bool:
@@ -71,8 +75,16 @@ class Watches:
         """Begin to watch an instance, which asks for it."""
         self._watched[name] = epoch, now
 
+    def listen(self, now: float) -> None:
+        """Record that messages may have been missed: a link came up or went down."""
+        self._listening_since = now
+
     def heard(self, name: str, epoch: str, now: float) -> None:
         """Record that an instance lives; a new epoch must ask again."""
+        if now - self._last_heard > HEARS_WITHIN:
+            # This instance may have been unable to hear.
+            self._listening_since = now
+        self._last_heard = now
         watched = self._watched.get(name)
         if watched is not None:
             if watched[0] == epoch:
@@ -89,19 +101,15 @@ class Watches:
         heard = [last for _, last in self._watched.values()]
         return min(heard) + SILENT_AFTER if heard else None
 
-    def silent(
-        self, now: float, *, listening_since: float, last_heard: float
-    ) -> list[tuple[str, str, float]]:
+    def silent(self, now: float) -> list[tuple[str, str, float]]:
         """Return the instances that are silent.
 
-        :param listening_since: since when this instance has been able to hear.
-        :param last_heard: when the last message of any instance arrived.
         :return: the name, the epoch and for how long it has been silent, in s.
         """
-        if now - last_heard > HEARS_WITHIN:
+        if now - self._last_heard > HEARS_WITHIN:
             return []
         return [
             (name, epoch, now - last)
             for name, (epoch, last) in self._watched.items()
-            if now - max(last, listening_since) >= SILENT_AFTER
+            if now - max(last, self._listening_since) >= SILENT_AFTER
         ]
