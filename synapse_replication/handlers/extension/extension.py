@@ -69,6 +69,7 @@ from synapse_replication.handlers.extension.watches import WATCH_EVERY, Watches
 from synapse_replication.handlers.handler import ReplicationCommandHandler
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.handlers.relay import RELAYED
+from synapse_replication.handlers.sending.sender import SendingListener
 from synapse_replication.streams.backlog import Backlog
 from synapse_replication.wire import commands
 from synapse_replication.wire.extension import (
@@ -131,7 +132,7 @@ class ExtensionOptions(Struct, frozen=True):
     answer_interval: float = 0.2
 
 
-class ReplicationExtension:
+class ReplicationExtension(SendingListener):
     """The extension of one instance.
 
     Create it before anything is sent, and use it in the reactor's thread only.
@@ -185,7 +186,7 @@ class ReplicationExtension:
         #: the next one.
         self._replicating: set[ExtensionConnection] = set()
         #: The instance at the other end of each direct link that has sent a message.
-        self._peers: dict[ReplicationConnection, tuple[ExtensionConnection, str]] = {}
+        self._peers: dict[ExtensionConnection, str] = {}
         self._positions: dict[str, StreamPosition] = {}
         self._has_advanced = False
         self._last_heartbeat = self._last_answer = -math.inf
@@ -468,7 +469,7 @@ class ReplicationExtension:
     def _name_peer(self, connection: ExtensionConnection, name: str) -> None:
         if connection not in self._peers:
             self._observer.observe(PeerNamed(connection.name, name))
-        self._peers[connection] = connection, name
+        self._peers[connection] = name
 
     # -- watched instances -------------------------------------------------------------
 
@@ -662,7 +663,7 @@ class ReplicationExtension:
             return ()
         receivers = {
             connection: name
-            for connection, name in self._peers.values()
+            for connection, name in self._peers.items()
             if connection is not origin and name not in reached
         }
         if origin is not None:

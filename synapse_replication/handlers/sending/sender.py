@@ -17,7 +17,7 @@ See docs/failure-modes.rst: failure-unprompted-announcement.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from synapse_replication.errors import LineTooLongError
 from synapse_replication.handlers.events import (
@@ -47,15 +47,15 @@ if TYPE_CHECKING:
     )
 
 
-class SendingListener(Protocol):
+class SendingListener:
     """Receiver of notifications about sent rows and positions, in sending order.
 
-    No method may raise or wait.
+    This class ignores them; a subclass overrides methods. No method may raise or wait.
     """
 
     def retains(self, stream_name: str) -> bool:
         """Return whether rows of a stream are retained for disconnected readers."""
-        ...
+        return False
 
     def rows_follow(
         self,
@@ -69,22 +69,18 @@ class SendingListener(Protocol):
             known.
         :param batches: pairs of a token and the JSON texts of its rows, in order.
         """
-        ...
 
     def position_advanced(self, stream_name: str, token: int) -> None:
         """Record that rows were sent without the streamer, or were not sent at all."""
-        ...
 
     def position_sent(self, stream_name: str, prev_token: int, new_token: int) -> None:
         """Record that a POSITION was sent on the links, if there are any.
 
         A POSITION sent only to a single client over direct TCP is not recorded.
         """
-        ...
 
     def range_skipped(self, stream_name: str, prev_token: int, new_token: int) -> None:
         """Record that a range without rows was skipped without an announcement."""
-        ...
 
     def relay(
         self,
@@ -98,7 +94,7 @@ class SendingListener(Protocol):
         :param reached: the instances to which it was already sent.
         :return: the links whose peers need no plain line.
         """
-        ...
+        return ()
 
 
 class CommandSender:
@@ -129,7 +125,7 @@ class CommandSender:
         #: The last token of a stream that was announced, if it was followed by a range
         #: without rows of this process that was not announced.
         self._skipped_after: dict[str, int] = {}
-        self._listener: SendingListener | None = None
+        self._listener = SendingListener()
         self._when_ready: list[Callable[[], object]] = []
         self._unsent = UnsentCommands(observer)
 
@@ -164,9 +160,7 @@ class CommandSender:
         If rows are retained, a reader that is now disconnected can fetch them later
         from the backlog, even if there is no other reader.
         """
-        return self.connected() or (
-            self._listener is not None and self._listener.retains(stream_name)
-        )
+        return self.connected() or self._listener.retains(stream_name)
 
     def is_behind(self) -> bool:
         """Return whether any link is behind; see :class:`ReplicationConnection`."""
@@ -220,7 +214,7 @@ class CommandSender:
                 self._attempt(self._unsent.put, command)
             return
         is_served: Collection[ReplicationConnection] = ()
-        if self._listener is not None and command.NAME in RELAYED:
+        if command.NAME in RELAYED:
             is_served = self._listener.relay(command, None, frozenset())
         for connection in links:
             if connection not in is_served:
@@ -237,9 +231,7 @@ class CommandSender:
         A peer without the extension relays what arrives from its clients, so that a
         plain line is sent to clients only: it cannot circulate.
         """
-        is_served: Collection[ReplicationConnection] = ()
-        if self._listener is not None:
-            is_served = self._listener.relay(command, origin, reached)
+        is_served = self._listener.relay(command, origin, reached)
         for connection in list(self.links):
             if (
                 connection.relays
@@ -297,8 +289,7 @@ class CommandSender:
         Rows up to ``token`` are not sent, because there is no reader.
         """
         self._set_sent(stream_name, token)
-        if self._listener is not None:
-            self._listener.position_advanced(stream_name, token)
+        self._listener.position_advanced(stream_name, token)
 
     def skip_range(self, stream_name: str, prev_token: int, new_token: int) -> None:
         """Advance the last sent token without an announcement.
@@ -307,8 +298,7 @@ class CommandSender:
         """
         self._skipped_after.setdefault(stream_name, prev_token)
         self._last_sent_tokens[stream_name] = new_token
-        if self._listener is not None:
-            self._listener.range_skipped(stream_name, prev_token, new_token)
+        self._listener.range_skipped(stream_name, prev_token, new_token)
 
     def announce_positions(
         self, connection: ReplicationConnection | None = None
@@ -331,7 +321,7 @@ class CommandSender:
                 self.send_to(connection, command)
             # An announcement to a single client over direct TCP does not reach the
             # other peers, so it is not recorded.
-            if self._listener is not None and not getattr(connection, "relays", False):
+            if not getattr(connection, "relays", False):
                 self._listener.position_sent(name, prev_token, token)
 
     def _position(self, stream_name: str, token: int) -> PositionCommand:
@@ -351,8 +341,7 @@ class CommandSender:
             stream_name,
             PositionCommand(stream_name, self._instance_name, prev_token, new_token),
         )
-        if self._listener is not None:
-            self._listener.position_sent(stream_name, prev_token, new_token)
+        self._listener.position_sent(stream_name, prev_token, new_token)
 
     def send_rows(
         self, stream_name: str, batches: Sequence[tuple[int, Sequence[bytes]]]
@@ -366,9 +355,8 @@ class CommandSender:
         """
         if not batches:
             return
-        if self._listener is not None:
-            prev_token = self._last_sent_tokens.get(stream_name)
-            self._listener.rows_follow(stream_name, prev_token, batches)
+        prev_token = self._last_sent_tokens.get(stream_name)
+        self._listener.rows_follow(stream_name, prev_token, batches)
         self._set_sent(stream_name, batches[-1][0])
         self._observer.observe(
             RowsSent(stream_name, sum(len(rows) for _, rows in batches))
@@ -414,8 +402,7 @@ class CommandSender:
         )
         if token is not None:
             self._set_sent(stream_name, token)
-            if self._listener is not None:
-                self._listener.position_advanced(stream_name, token)
+            self._listener.position_advanced(stream_name, token)
 
 
 def _may_send(command: Command, connection: ReplicationConnection) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.handlers.handler import ReplicationCommandHandler
+from synapse_replication.handlers.sending.sender import SendingListener
 from synapse_replication.handlers.sending.streamer import (
     ReplicationStreamer,
     StreamerOptions,
@@ -28,7 +29,7 @@ class ReversingRandom(Random):
         x.reverse()
 
 
-class RecordingBacklog:
+class RecordingBacklog(SendingListener):
     """Records the rows that are sent, as (stream, previous token, tokens)."""
 
     def __init__(self) -> None:
@@ -48,17 +49,6 @@ class RecordingBacklog:
 
     def position_advanced(self, stream_name: str, token: int) -> None:
         self.moves.append((stream_name, token))
-
-    def position_sent(
-        self, stream_name: str, prev_token: int, new_token: int
-    ) -> None: ...
-
-    def range_skipped(
-        self, stream_name: str, prev_token: int, new_token: int
-    ) -> None: ...
-
-    def relay(self, *arguments: object) -> tuple[()]:
-        return ()
 
 
 class StreamerTestCase(SynchronousTestCase):
