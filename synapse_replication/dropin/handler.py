@@ -32,8 +32,6 @@ from synapse_replication.streams.reader import State
 from synapse_replication.text import process_label
 from synapse_replication.wire import commands
 
-#: The timeout for connecting to Redis, in s.
-_CONNECT_TIMEOUT = 30.0
 #: The time after which positions are requested once more, in s: soon enough that no
 #: writer that answers is regarded as stalled.
 ASK_AGAIN = 7.0
@@ -138,23 +136,23 @@ class DropInCommandHandler(handler.ReplicationCommandHandler):
             return
         self._is_stopping = True
         self._hs.get_reactor().removeSystemEventTrigger(trigger)
-        self._stop_position_check()
-        monitoring_of(self._hs).end()
+        self._end_checks()
         self._stop_sending()
         for factory in factories:
             close(factory)
 
-    def _stop_position_check(self) -> None:
+    def _end_checks(self) -> Deferred[None] | None:
+        """End the periodic checks, and return :meth:`.Monitoring.end`'s result."""
         if self._position_check is not None:
             self._position_check.stop()
+        return monitoring_of(self._hs).end()
 
     async def _stop(self, factories: Sequence[Any]) -> None:
         """Send pending rows and commands, then close the connections to Redis."""
         if self._is_stopping:
             return
         self._is_stopping = True
-        self._stop_position_check()
-        spans_sent = monitoring_of(self._hs).end()
+        spans_sent = self._end_checks()
         streamer = self._hs.get_replication_streamer()
         if isinstance(streamer, ReplicationStreamer):
             await self._wait_for(Deferred.fromCoroutine(streamer.stop()))

@@ -94,6 +94,7 @@ class HostStream:
         writer's current token.
     :param seconds: returns the time in s, for instance that of the reactor.
     :ivar original: the host's own object.
+    :ivar ids: see above.
     :ivar is_limited: whether the known value of the sequence limits the position that
         this process announces, so that the sequence must be read.
     """
@@ -118,8 +119,7 @@ class HostStream:
         self._own_due = 0.0
         self.is_limited = False
         self._plausible_distance = plausible_distance
-        self._ids = ids
-        self._read_sequence = None if ids is None else ids.get_max_allocated_token
+        self.ids = ids
         # The sequence's last value when it was last read.
         self._allocated = 0
         self._instance_name = instance_name
@@ -210,7 +210,7 @@ class HostStream:
         value: the host notifies of a write without the name of its stream, and the
         streamer then reads the positions of all streams.
         """
-        ids = self._ids
+        ids = self.ids
         if ids is None:
             return int(self.original.current_token(self._instance_name))
         # Read the mark before the position, so that no later change is missed.
@@ -245,10 +245,8 @@ class HostStream:
         fetched only up to that value.
         """
         last_token = None
-        if self._read_sequence is not None and not self.is_plausible(
-            instance_name, upto_token
-        ):
-            last = await self._read_sequence()
+        if self.ids is not None and not self.is_plausible(instance_name, upto_token):
+            last = await self.ids.get_max_allocated_token()
             self._allocated = max(self._allocated, last)
             if upto_token > last + self._plausible_distance:
                 upto_token = last_token = last
@@ -268,10 +266,7 @@ class HostStream:
             return True
         if self.description.held_in_memory:
             return token <= self.current_token(instance_name) + self._plausible_distance
-        return (
-            self._read_sequence is None
-            or token <= self._allocated + self._plausible_distance
-        )
+        return self.ids is None or token <= self._allocated + self._plausible_distance
 
 
 def find_generator(
@@ -310,7 +305,6 @@ class HostStreams:
             )
             for name, cls in classes.items()
         }
-        self._instance_name = instance_name
         self._written = [
             stream
             for name, stream in self._streams.items()
@@ -327,13 +321,10 @@ class HostStreams:
 
     def get_generators(self) -> Mapping[str, MultiWriterIdGenerator]:
         """Return this package's id generators, by the name of their stream."""
-        found = {
-            name: find_generator(self._instance_name, name) for name in self._streams
-        }
         return {
-            name: generator
-            for name, generator in found.items()
-            if generator is not None
+            name: stream.ids
+            for name, stream in self._streams.items()
+            if stream.ids is not None
         }
 
 
