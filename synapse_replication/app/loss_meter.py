@@ -29,8 +29,9 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from synapse_replication.handlers.events import LinkDown, LinkUp, RowsUnannounced
-from synapse_replication.handlers.interfaces import Clock, DelayedCall
+from synapse_replication.handlers.interfaces import Clock
 from synapse_replication.handlers.observer import ReplicationObserver, handles
+from synapse_replication.handlers.timer import Timer
 from synapse_replication.storage import queries
 from synapse_replication.storage.committed import (
     committed_tokens,
@@ -168,7 +169,7 @@ class LossMeter(ReplicationObserver):
         self._report = report
         self._patience = patience
         self._writers: dict[Key, _Writer] = {}
-        self._timer: DelayedCall | None = None
+        self._timer = Timer(clock)
         self._is_running = False
         self._links_down = links
         self._observing_since: float | None = None
@@ -188,8 +189,7 @@ class LossMeter(ReplicationObserver):
     def stop(self) -> None:
         """Stop checking."""
         self._is_running = False
-        if self._timer is not None and self._timer.active():
-            self._timer.cancel()
+        self._timer.stop()
 
     def tallies(self) -> dict[Key, LossTally]:
         """Return what was found about each writer of which anything was verified."""
@@ -217,8 +217,8 @@ class LossMeter(ReplicationObserver):
         self._links_down -= 1
         if not self._links_down:
             self._observing_since = self._clock.seconds()
-            if self._timer is not None and self._timer.active():
-                self._timer.cancel()
+            if self._timer.is_running:
+                self._timer.stop()
                 self._check()
 
     @handles(LinkDown)
@@ -306,7 +306,7 @@ class LossMeter(ReplicationObserver):
 
     def _schedule(self) -> None:
         if self._is_running:
-            self._timer = self._clock.call_later(CHECK_EVERY, self._check)
+            self._timer.start(CHECK_EVERY, self._check)
 
     def _read(self, txn: Any, ranges: Mapping[Key, tuple[int, Any]]) -> _Read:
         txn.execute("SET TRANSACTION READ ONLY")

@@ -10,6 +10,7 @@ from twisted.logger import Logger
 from synapse_replication.handlers.events import ConnectionBuffers
 from synapse_replication.handlers.handler import ReplicationCommandHandler
 from synapse_replication.handlers.observer import ReplicationObserver
+from synapse_replication.handlers.timer import Timer
 from synapse_replication.instrumentation.composite import CompositeObserver
 from synapse_replication.instrumentation.hooks import ReplicationHooks
 from synapse_replication.instrumentation.logs import LoggingObserver
@@ -27,7 +28,7 @@ from synapse_replication.streams.stream import Stream
 
 if TYPE_CHECKING:
     from synapse_replication.app.tracing_export import SpanExport
-    from synapse_replication.handlers.interfaces import Clock, DelayedCall
+    from synapse_replication.handlers.interfaces import Clock
 
 #: The interval in s at which the lag is sampled for the status page, and stalls are
 #: logged.
@@ -56,7 +57,7 @@ class ProcessObservers:
         self.status = status
         self._clock = clock
         self._spans = spans
-        self._sampling: DelayedCall | None = None
+        self._sampling = Timer(clock)
         self._stuck_ids: StuckIdWatch
         self._stalls = StallLog(logger)
         self._turns = ReactorTurns()
@@ -111,7 +112,7 @@ class ProcessObservers:
     def _sample(self) -> None:
         # Reschedule first, so that an exception cannot stop the timer.
         delay = until_next(self._clock, SAMPLE_EVERY)
-        self._sampling = self._clock.call_later(delay, self._sample)
+        self._sampling.start(delay, self._sample)
         self.status.sample()
         self._stuck_ids.check()
         self._stalls.check(self.status)
@@ -120,6 +121,5 @@ class ProcessObservers:
     def stop(self) -> None:
         """Stop the hooks, the sampling and the measurement of turns."""
         self.hooks.stop()
-        if self._sampling is not None and self._sampling.active():
-            self._sampling.cancel()
+        self._sampling.stop()
         self._turns.stop()

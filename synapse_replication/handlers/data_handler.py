@@ -25,8 +25,9 @@ from typing import Any, Protocol, TypeAlias
 from twisted.internet.defer import Deferred
 
 from synapse_replication.errors import StreamConfigurationError, WaitTimeoutError
-from synapse_replication.handlers.interfaces import Clock, DelayedCall, RowSink
+from synapse_replication.handlers.interfaces import Clock, RowSink
 from synapse_replication.handlers.row_sinks import EpochSink, LateRowSink
+from synapse_replication.handlers.timer import Timer
 from synapse_replication.streams.between import TokenStream
 from synapse_replication.streams.stream import Stream
 from synapse_replication.streams.tokens import MultiWriterStreamToken
@@ -74,7 +75,7 @@ class ReplicationDataHandler:
         self._largest_token = largest_token
         #: The functions that compare positions; see the module's docstring.
         self._checks: list[Callable[[], None]] = []
-        self._check_call: DelayedCall | None = None
+        self._timer = Timer(clock)
 
     def on_rdata(
         self, stream_name: str, instance_name: str, token: int, rows: list[Any]
@@ -246,24 +247,23 @@ class ReplicationDataHandler:
                 reached.callback(None)
 
         self._checks.append(check)
-        time_out = self._clock.call_later(timeout, lambda: reached.errback(explain()))
+        time_out = Timer(self._clock)
+        time_out.start(timeout, lambda: reached.errback(explain()))
         try:
             await reached
         finally:
             self._remove(check)
-            if time_out.active():
-                time_out.cancel()
+            time_out.stop()
 
     def _remove(self, check: Callable[[], None]) -> None:
         if check in self._checks:
             self._checks.remove(check)
 
     def _check_soon(self) -> None:
-        if self._check_call is None:
-            self._check_call = self._clock.call_later(0, self._check)
+        if not self._timer.is_running:
+            self._timer.start(0, self._check)
 
     def _check(self) -> None:
-        self._check_call = None
         for check in list(self._checks):
             check()
 

@@ -26,6 +26,7 @@ from typing_extensions import override
 from synapse_replication.errors import HooksOverflowError
 from synapse_replication.handlers import events
 from synapse_replication.handlers.observer import ReplicationObserver, handles
+from synapse_replication.handlers.timer import Timer
 from synapse_replication.instrumentation.status.model import (
     Condition,
     ProcessStatus,
@@ -33,7 +34,7 @@ from synapse_replication.instrumentation.status.model import (
 )
 
 if TYPE_CHECKING:
-    from synapse_replication.handlers.interfaces import Clock, DelayedCall
+    from synapse_replication.handlers.interfaces import Clock
 
 #: The maximum number of events that wait for delivery.
 MAX_WAITING = 1000
@@ -143,9 +144,9 @@ class ReplicationHooks(ReplicationObserver):
         self._callbacks: dict[type, list[Callable[[Any], object]]] = {}
         self._waiting: dict[Hashable, events.Event] = {}
         self._discarded = 0
-        self._delivery: DelayedCall | None = None
+        self._delivery = Timer(clock)
         self._is_started = False
-        self._next_check: DelayedCall | None = None
+        self._next_check = Timer(clock)
         self._conditions: dict[_Key, Condition] = {}
         self._online: set[str] = set()
         self._roles: dict[str, frozenset[str]] = {}
@@ -189,8 +190,7 @@ class ReplicationHooks(ReplicationObserver):
     def stop(self) -> None:
         """Stop the periodic checks; events that wait are still delivered."""
         self._is_started = False
-        if self._next_check is not None and self._next_check.active():
-            self._next_check.cancel()
+        self._next_check.stop()
 
     def configuration_reloaded(
         self, problem: str, needs_restart: Iterable[str]
@@ -201,8 +201,8 @@ class ReplicationHooks(ReplicationObserver):
     def stopping(self) -> None:
         """Deliver all events that wait, and then a :class:`Stopping`, synchronously."""
         self._enqueue(Stopping())
-        if self._delivery is not None:
-            self._delivery.cancel()
+        if self._delivery.is_running:
+            self._delivery.stop()
             self._deliver()
 
     # -- delivery ---------------------------------------------------------------------
@@ -219,11 +219,10 @@ class ReplicationHooks(ReplicationObserver):
             return
         self._waiting.pop(key, None)
         self._waiting[key] = event
-        if self._delivery is None:
-            self._delivery = self._clock.call_later(0, self._deliver)
+        if not self._delivery.is_running:
+            self._delivery.start(0, self._deliver)
 
     def _deliver(self) -> None:
-        self._delivery = None
         waiting, self._waiting = self._waiting, {}
         discarded, self._discarded = self._discarded, 0
         for event in waiting.values():
@@ -287,10 +286,8 @@ class ReplicationHooks(ReplicationObserver):
     # -- lasting states ----------------------------------------------------------------
 
     def _check_later(self) -> None:
-        if any(self._callbacks.values()) and not (
-            self._next_check is not None and self._next_check.active()
-        ):
-            self._next_check = self._clock.call_later(CHECK_EVERY, self._check_status)
+        if any(self._callbacks.values()) and not self._next_check.is_running:
+            self._next_check.start(CHECK_EVERY, self._check_status)
 
     def _check_status(self) -> None:
         # Reschedule first, so that an exception cannot stop the timer.

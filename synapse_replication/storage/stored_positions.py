@@ -44,6 +44,7 @@ from synapse_replication.errors import StorageError
 from synapse_replication.handlers.events import DatabaseSetBack
 from synapse_replication.handlers.handler import ReplicationCommandHandler
 from synapse_replication.handlers.observer import ReplicationObserver
+from synapse_replication.handlers.timer import Timer
 from synapse_replication.periodic import until_next
 from synapse_replication.storage import queries
 from synapse_replication.storage.committed import (
@@ -55,7 +56,7 @@ from synapse_replication.storage.row_queries import RangeQuery
 from synapse_replication.storage.transactions import TransactionRunner
 
 if TYPE_CHECKING:
-    from synapse_replication.handlers.interfaces import Clock, DelayedCall
+    from synapse_replication.handlers.interfaces import Clock
 
 #: How long a stored position must be ahead before its rows are fetched, in s.
 GRACE: Final = 2.0
@@ -214,7 +215,7 @@ class StoredPositionCheck:
         self._observer = observer
         self._interval = interval
         self._uniform = uniform
-        self._timer: DelayedCall | None = None
+        self._timer = Timer(clock)
         self._is_running = False
         self._has_failed = False
 
@@ -226,13 +227,12 @@ class StoredPositionCheck:
     def stop(self) -> None:
         """Stop reading. A read that is in progress reports nothing."""
         self._is_running = False
-        if self._timer is not None and self._timer.active():
-            self._timer.cancel()
+        self._timer.stop()
 
     def _schedule(self) -> None:
         if self._is_running:
             delay = until_next(self._clock, self._interval)
-            self._timer = self._clock.call_later(delay, self._sample)
+            self._timer.start(delay, self._sample)
 
     def _sample(self) -> None:
         self._samples.append(
@@ -247,7 +247,7 @@ class StoredPositionCheck:
             return
         self._skipped = 0
         delay = self._uniform(0, JITTER * self._interval)
-        self._timer = self._clock.call_later(delay, self._read)
+        self._timer.start(delay, self._read)
 
     def _known_position(self, stream_name: str, instance_name: str) -> int:
         return self._handler.receivers[stream_name].known_position(instance_name)
@@ -311,7 +311,7 @@ class StoredPositionCheck:
                 self._handler.receivers[stream_name].verify(writer, complete, upto)
         ahead = self._still_ahead(found.tokens)
         if ahead and self._is_running:
-            self._timer = self._clock.call_later(GRACE, self._report_ahead, ahead)
+            self._timer.start(GRACE, self._report_ahead, ahead)
         else:
             self._schedule()
 

@@ -28,11 +28,12 @@ from twisted.logger import Logger
 
 from synapse_replication.backoff import Backoff
 from synapse_replication.errors import StorageError
+from synapse_replication.handlers.timer import Timer
 from synapse_replication.storage.transactions import TransactionRunner
 from synapse_replication.transport.failures import one_line
 
 if TYPE_CHECKING:
-    from synapse_replication.handlers.interfaces import Clock, DelayedCall
+    from synapse_replication.handlers.interfaces import Clock
 
 #: How long to wait for a lock that another process holds, in s.
 WAIT = 10.0
@@ -140,7 +141,7 @@ class WriterLock:
         self._key = lock_key(server_name, instance_name)
         # The session that held the lock when it was last checked.
         self._pid: int | None = None
-        self._check: DelayedCall | None = None
+        self._check = Timer(clock)
         self._stopped = False
 
     async def acquire(self) -> None:
@@ -168,15 +169,12 @@ class WriterLock:
     def stop(self) -> None:
         """Stop checking. Closing the database releases the lock."""
         self._stopped = True
-        if self._check is not None:
-            self._check.cancel()
-            self._check = None
+        self._check.stop()
 
     def _check_later(self) -> None:
-        self._check = self._clock.call_later(CHECK_EVERY, self._start_check)
+        self._check.start(CHECK_EVERY, self._start_check)
 
     def _start_check(self) -> None:
-        self._check = None
         Deferred.fromCoroutine(self._check_now())
 
     async def _check_now(self) -> None:

@@ -28,9 +28,9 @@ from synapse_replication.handlers.extension.extension import ReplicationExtensio
 from synapse_replication.handlers.interfaces import (
     Clock,
     ConnectionHandler,
-    DelayedCall,
 )
 from synapse_replication.handlers.observer import ReplicationObserver
+from synapse_replication.handlers.timer import Timer
 from synapse_replication.tcp.protocol import (
     BaseReplicationStreamProtocol,
     ClientReplicationStreamProtocol,
@@ -211,7 +211,7 @@ class DirectTcpReplicationClientFactory(ClientFactory):
         self._where = ""
         self._start_attempt: Callable[[], object] = _do_nothing
         self._cancel_attempt: Callable[[], object] = _do_nothing
-        self._retry: DelayedCall | None = None
+        self._retry = Timer(clock)
         self._stopped: Deferred[None] | None = None
 
     def connect(self, endpoint: IStreamClientEndpoint, where: str = "") -> None:
@@ -240,8 +240,8 @@ class DirectTcpReplicationClientFactory(ClientFactory):
             if self.connection is not None:
                 self.connection.close()
             else:
-                if self._retry is not None and self._retry.active():
-                    self._retry.cancel()
+                if self._retry.is_running:
+                    self._retry.stop()
                 else:
                     self._cancel_attempt()
                 self._stopped.callback(None)
@@ -309,7 +309,7 @@ class DirectTcpReplicationClientFactory(ClientFactory):
             self._observer.observe(
                 ConnectFailed(self._label or self.client_name, reason, delay)
             )
-        self._retry = self._clock.call_later(delay, self._start_attempt)
+        self._retry.start(delay, self._start_attempt)
 
 
 def _do_nothing() -> None:

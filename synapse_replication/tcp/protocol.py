@@ -45,6 +45,7 @@ from synapse_replication.handlers.interfaces import (
     DelayedCall,
 )
 from synapse_replication.handlers.observer import ReplicationObserver
+from synapse_replication.handlers.timer import Timer
 from synapse_replication.transport.buffers import ReadSize, read_buffers
 from synapse_replication.transport.tls import explain
 from synapse_replication.wire.close_reason import CloseReason
@@ -125,7 +126,7 @@ class BaseReplicationStreamProtocol(Protocol):
         self._limit = limit
         self._extension = extension
         self._begin()
-        self._next_tick: DelayedCall | None = None
+        self._next_tick = Timer(clock)
 
     def _begin(self) -> None:
         """Initialise the state of a new connection."""
@@ -191,8 +192,7 @@ class BaseReplicationStreamProtocol(Protocol):
         self._connection.connection_lost(
             isinstance(reason.value, ConnectionDone), _explain(reason)
         )
-        if self._next_tick is not None and self._next_tick.active():
-            self._next_tick.cancel()
+        self._next_tick.stop()
         if self.is_established:
             assert self.close_reason is not None
             self._observer.observe(
@@ -339,7 +339,7 @@ class BaseReplicationStreamProtocol(Protocol):
         if self._connection.close_hangs:
             self.transport.abortConnection()
         else:
-            self._next_tick = self._clock.call_later(delay, self._tick)
+            self._next_tick.start(delay, self._tick)
 
 
 @implementer(IHandshakeListener)

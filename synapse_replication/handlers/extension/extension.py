@@ -70,6 +70,7 @@ from synapse_replication.handlers.handler import ReplicationCommandHandler
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.handlers.relay import RELAYED
 from synapse_replication.handlers.sending.sender import SendingListener
+from synapse_replication.handlers.timer import Timer
 from synapse_replication.streams.backlog import Backlog
 from synapse_replication.wire import commands
 from synapse_replication.wire.extension import (
@@ -86,7 +87,6 @@ from synapse_replication.wire.extension import (
 
 if TYPE_CHECKING:
     from synapse_replication.handlers.interfaces import (
-        DelayedCall,
         ExtensionConnection,
         ReplicationConnection,
         ReplicationHost,
@@ -190,12 +190,12 @@ class ReplicationExtension(SendingListener):
         self._positions: dict[str, StreamPosition] = {}
         self._has_advanced = False
         self._last_heartbeat = self._last_answer = -math.inf
-        self._tick: DelayedCall | None = None
+        self._tick = Timer(host.clock)
         #: Whether the next tick is that of an instance whose positions do not advance.
         self._is_tick_idle = False
-        self._answering: DelayedCall | None = None
+        self._answering = Timer(host.clock)
         #: The answer to another process with the name of this one, or to an accusation.
-        self._contradicting: DelayedCall | None = None
+        self._contradicting = Timer(host.clock)
         self._contradicted_at = -math.inf
         #: The instances that wait for an answer, each with its link, in the order in
         #: which they asked; ``None`` for one that has no channel of its own.
@@ -205,7 +205,7 @@ class ReplicationExtension(SendingListener):
         self._last_watch = -math.inf
         #: The interval that this instance stated last to all.
         self._stated = self._options.idle_interval
-        self._checking: DelayedCall | None = None
+        self._checking = Timer(host.clock)
         #: A message with the fields that are the same in all messages.
         self._blank = ExtensionMessage(
             MessageType.HEARTBEAT,
@@ -229,10 +229,8 @@ class ReplicationExtension(SendingListener):
 
     def stop(self) -> None:
         """Send goodbye as the last message. Call it after all rows have been sent."""
-        for call in (self._tick, self._answering, self._contradicting, self._checking):
-            if call is not None and call.active():
-                call.cancel()
-        self._tick = self._answering = self._contradicting = self._checking = None
+        for timer in (self._tick, self._answering, self._contradicting, self._checking):
+            timer.stop()
         self._send_message(MessageType.GOODBYE)
         # Send nothing afterwards, because peers treat any message as proof of life.
         self._has_stopped = True
@@ -305,12 +303,11 @@ class ReplicationExtension(SendingListener):
         self._is_tick_idle = delay > self._options.busy_interval
         if self._watches.has_watchers:
             delay = min(delay, WATCH_EVERY)
-        self._tick = self._clock.call_later(delay, self._on_tick)
+        self._tick.start(delay, self._on_tick)
 
     def _tick_sooner(self) -> None:
         """Replace the tick of an idle instance, because a position has advanced."""
-        if self._is_tick_idle and self._tick is not None and self._tick.active():
-            self._tick.cancel()
+        if self._is_tick_idle and self._tick.is_running:
             self._tick_later(self._options.busy_interval)
 
     # -- connections ------------------------------------------------------------------
@@ -394,12 +391,10 @@ class ReplicationExtension(SendingListener):
         elif message.type is not MessageType.GOODBYE:
             self._report_duplicate(message, self._where)
             self._contradicted_at = self._clock.seconds()
-            if not (self._has_stopped or _is_due(self._contradicting)):
+            if not (self._has_stopped or self._contradicting.is_running):
                 # All must learn that this process still runs. They ignore what arrives
                 # at once, as if it had been delayed.
-                self._contradicting = self._clock.call_later(
-                    2 * SETTLED_AFTER, self._contradict
-                )
+                self._contradicting.start(2 * SETTLED_AFTER, self._contradict)
 
     def _contradict(self) -> None:
         self._send_heartbeat()
@@ -487,16 +482,15 @@ class ReplicationExtension(SendingListener):
             self._hear_of_silence(message.silence)
 
     def _check_later(self) -> None:
-        if _is_due(self._checking):
+        if self._checking.is_running:
             return
         due = self._watches.next_check()
         if due is not None:
             delay = max(due - self._clock.seconds(), CHECK_EVERY)
-            self._checking = self._clock.call_later(delay, self._check_watched)
+            self._checking.start(delay, self._check_watched)
 
     def _check_watched(self) -> None:
         """Report to all peers which watched instances have fallen silent."""
-        self._checking = None
         now = self._clock.seconds()
         if self._connections:
             all_can_watch = self._epochs.all_can_watch(now)
@@ -515,11 +509,9 @@ class ReplicationExtension(SendingListener):
             busy_interval = self._options.busy_interval
             if now - self._last_heartbeat >= busy_interval:
                 self._send_heartbeat()
-            elif not _is_due(self._contradicting):
+            elif not self._contradicting.is_running:
                 # The last heartbeat may have arrived before the accusation.
-                self._contradicting = self._clock.call_later(
-                    busy_interval, self._send_heartbeat
-                )
+                self._contradicting.start(busy_interval, self._send_heartbeat)
             return
         self._watches.forget(name)
         if self._epochs.fell_silent(name, silence.epoch, now - silence.seconds):
@@ -587,12 +579,11 @@ class ReplicationExtension(SendingListener):
         wait = due - self._clock.seconds()
         if wait <= 0 or at_once:
             self._send_answer()
-        elif not _is_due(self._answering):
-            self._answering = self._clock.call_later(wait, self._send_answer)
+        elif not self._answering.is_running:
+            self._answering.start(wait, self._send_answer)
 
     def _send_answer(self) -> None:
-        if self._answering is not None and self._answering.active():
-            self._answering.cancel()
+        self._answering.stop()
         self._last_answer = self._clock.seconds()
         asking, self._asking = self._asking, {}
         if None in asking or len(asking) > MOST_ALONE:
@@ -740,10 +731,6 @@ class ReplicationExtension(SendingListener):
                     connection, stream_name
                 ):
                     connection.send_extension([payload])
-
-
-def _is_due(call: DelayedCall | None) -> bool:
-    return call is not None and call.active()
 
 
 def _to_heartbeat(message: ExtensionMessage, known: Collection[str]) -> PeerHeartbeat:

@@ -310,10 +310,8 @@ class CatchUps:
         writer.reader.advanced(advance.token, self._context.clock.seconds())
 
     def _pause(self, writer: Writer, pause: Pause) -> None:
-        writer.stop_timer()
-        writer.timer = self._context.clock.call_later(
-            pause.seconds, self._enqueue, Step(writer, writer.reader.timer_due)
-        )
+        step = Step(writer, writer.reader.timer_due)
+        writer.timer.start(pause.seconds, self._enqueue, step)
 
     def _report_connected(self, writer: Writer, action: Connected) -> None:
         context = self._context
@@ -331,7 +329,7 @@ class CatchUps:
 
     def _report_finished(self, writer: Writer, action: Finished) -> None:
         context = self._context
-        writer.stop_timer()
+        writer.timer.stop()
         if writer.resync is not None:
             context.observer.observe(Resynced(context.name, writer.name, writer.resync))
             writer.resync = None

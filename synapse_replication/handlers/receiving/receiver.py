@@ -323,7 +323,7 @@ class StreamReceiver:
             self._give_up_parked(writer)
             writer.reader.link_lost(link)
             if not writer.reader.links:
-                writer.stop_timer()
+                writer.timer.stop()
 
     async def _handle_removed(self, instance_name: str, removed: RemovedWriter) -> None:
         """Fetch the rows of a removed writer."""

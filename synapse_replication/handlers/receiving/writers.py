@@ -11,13 +11,14 @@ from msgspec import Struct, field
 from synapse_replication.handlers.events import Resync
 from synapse_replication.handlers.link import Link
 from synapse_replication.handlers.receiving.context import StreamContext
+from synapse_replication.handlers.timer import Timer
 from synapse_replication.streams.ledger import TokenLedger
 from synapse_replication.streams.reader import Reader, ReaderPolicy
 from synapse_replication.wire.commands import PositionCommand
 from synapse_replication.wire.rdata import InterleavedGroup, RdataGroup
 
 if TYPE_CHECKING:
-    from synapse_replication.handlers.interfaces import DelayedCall
+    pass
 
 
 class LostRow(Struct, frozen=True):
@@ -59,9 +60,9 @@ class Writer(Struct, eq=False):
     """One writer of the stream.
 
     :ivar reader: what this process knows about the writer.
+    :ivar timer: ends a pause.
     :ivar parked: what arrived from the writer, in order, while a page was fetched.
     :ivar parked_size: its size, in bytes.
-    :ivar timer: the scheduled end of a pause, if any.
     :ivar resync: where the pages of the catch-up came from; ``None`` before the first.
     :ivar drained_upto: the last token of a removed writer that was reported as drained.
     :ivar ledger: the delivered tokens that are to be verified; ``None`` for none.
@@ -69,9 +70,9 @@ class Writer(Struct, eq=False):
 
     name: str
     reader: Reader
+    timer: Timer
     parked: deque[tuple[Link, RdataGroup | Announcement]] = field(default_factory=deque)
     parked_size: int = 0
-    timer: DelayedCall | None = None
     resync: Resync | None = None
     drained_upto: int | None = None
     ledger: TokenLedger | None = None
@@ -80,12 +81,6 @@ class Writer(Struct, eq=False):
         """Record delivered tokens, if they are to be verified."""
         if self.ledger is not None:
             self.ledger.add(tokens)
-
-    def stop_timer(self) -> None:
-        """Cancel the timer, if any."""
-        if self.timer is not None and self.timer.active():
-            self.timer.cancel()
-        self.timer = None
 
 
 class Writers:
@@ -128,7 +123,8 @@ class Writers:
         )
         for link in self._links:
             reader.link_up(link)
-        writer = self._writers[instance_name] = Writer(instance_name, reader)
+        writer = Writer(instance_name, reader, Timer(context.clock))
+        self._writers[instance_name] = writer
         options, description = context.options, context.description
         if options.position_check_seconds and not description.held_in_memory:
             writer.ledger = TokenLedger(reader.position)

@@ -46,6 +46,7 @@ from synapse_replication.handlers.events import (
 )
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.handlers.sending.sender import CommandSender
+from synapse_replication.handlers.timer import Timer
 from synapse_replication.streams.pages import (
     Page,
     check_page,
@@ -55,7 +56,7 @@ from synapse_replication.streams.rows import decode_json, encode_json_rows
 from synapse_replication.streams.stream import JsonValue, Stream
 
 if TYPE_CHECKING:
-    from synapse_replication.handlers.interfaces import DelayedCall, ReplicationHost
+    from synapse_replication.handlers.interfaces import ReplicationHost
 
 #: The time after which streams are checked again if something is left to do, for
 #: instance rows that could not be fetched, in s.
@@ -109,7 +110,7 @@ class ReplicationStreamer:
         # fetched beyond the slice.
         self._partial_pages: dict[str, tuple[int, Page]] = {}
         self._waiters: list[Deferred[None]] = []
-        self._tick: DelayedCall | None = None
+        self._tick = Timer(host.clock)
         self._tick_due = 0.0
         sender.call_when_ready(self._resume)
 
@@ -120,9 +121,7 @@ class ReplicationStreamer:
 
     async def stop(self) -> None:
         """Send the rows written so far, and stop the checks of idle streams."""
-        if self._tick is not None:
-            self._tick.cancel()
-            self._tick = None
+        self._tick.stop()
         self.on_notifier_poke()
         if not self._has_finished():
             finished: Deferred[None] = Deferred()
@@ -136,13 +135,12 @@ class ReplicationStreamer:
 
     def _poll_later(self, delay: float) -> None:
         self._tick_due = self._host.clock.seconds() + delay
-        self._tick = self._host.clock.call_later(delay, self._poll)
+        self._tick.start(delay, self._poll)
 
     def retry_soon(self) -> None:
         """Check the streams again after :data:`RETRY_SECONDS` at the latest."""
         left = self._tick_due - self._host.clock.seconds()
-        if self._tick is not None and left > RETRY_SECONDS:
-            self._tick.cancel()
+        if self._tick.is_running and left > RETRY_SECONDS:
             self._poll_later(RETRY_SECONDS)
 
     def on_notifier_poke(self) -> None:
