@@ -145,59 +145,42 @@ def make_partial_resync(
     """
     if not _is_in_use():
         return None
-    return PartialResync(epochs, _Writers(hs).request_rows, clock, observer_of(hs))
+    client: HttpCatchUpClient | None = None
 
-
-class _Writers:
-    """Requests rows from the instances in ``instance_map``."""
-
-    def __init__(self, hs: Any) -> None:
-        self._hs = hs
-        self._client: HttpCatchUpClient | None = None
-
-    async def request_rows(
-        self,
-        stream_name: str,
-        instance_name: str,
-        epoch: str,
-        from_token: int,
-        upto_token: int,
-    ) -> StreamUpdateResult:
-        """Request rows from one writer, without retries.
-
-        This method is the ``request_rows`` of :class:`PartialResync`.
-        """
-        if self._client is None:
-            self._client = self._make_client()
-        asking = self._client.get_backlog(
-            stream_name, instance_name, epoch, from_token, upto_token
-        )
+    async def request_rows(*request: Any) -> StreamUpdateResult:
+        """Request rows from one writer, without retries."""
+        nonlocal client
+        client = client or _make_client(hs)
+        asking = client.get_backlog(*request)
         return await make_yieldable(Deferred.fromCoroutine(asking))
 
-    def _make_client(self) -> HttpCatchUpClient:
-        hs = self._hs
-        reactor, worker = hs.get_reactor(), hs.config.worker
-        locations = instance_locations(worker.instance_map)
-        # The TLS policy that the host uses for requests between its instances.
-        policy = hs.get_http_client_context_factory()
-        agent, pool = make_agent(
-            reactor,
-            locations,
-            lambda host: policy.creatorForNetloc(host.encode("ascii"), _ANY_PORT),
-        )
-        # Close the connections even if the reactor keeps running after the shutdown.
-        hs.register_sync_shutdown_handler(
-            phase="during",
-            eventType="shutdown",
-            shutdown_func=pool.closeCachedConnections,
-        )
-        return HttpCatchUpClient(
-            agent,
-            locations,
-            worker.worker_replication_secret,
-            reactor,
-            observer=observer_of(hs),
-        )
+    return PartialResync(epochs, request_rows, clock, observer_of(hs))
+
+
+def _make_client(hs: Any) -> HttpCatchUpClient:
+    """Return a client for the instances in ``instance_map``."""
+    reactor, worker = hs.get_reactor(), hs.config.worker
+    locations = instance_locations(worker.instance_map)
+    # The TLS policy that the host uses for requests between its instances.
+    policy = hs.get_http_client_context_factory()
+    agent, pool = make_agent(
+        reactor,
+        locations,
+        lambda host: policy.creatorForNetloc(host.encode("ascii"), _ANY_PORT),
+    )
+    # Close the connections even if the reactor keeps running after the shutdown.
+    hs.register_sync_shutdown_handler(
+        phase="during",
+        eventType="shutdown",
+        shutdown_func=pool.closeCachedConnections,
+    )
+    return HttpCatchUpClient(
+        agent,
+        locations,
+        worker.worker_replication_secret,
+        reactor,
+        observer=observer_of(hs),
+    )
 
 
 def instance_locations(instance_map: Mapping[str, Any]) -> dict[str, InstanceLocation]:
