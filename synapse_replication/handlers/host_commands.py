@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     )
 
 
-def _always(connection: ReplicationConnection, command: commands.Command) -> bool:
+def _always(command: commands.Command) -> bool:
     return True
 
 
@@ -58,14 +58,12 @@ class HostCommandDispatcher:
         self._relayed = CopyFilter()
         self._delivered = CopyFilter()
         #: The commands for the host: whether a command must be delivered.
-        self._filters: dict[
-            type[commands.Command], Callable[[ReplicationConnection, Any], bool]
-        ] = {
+        self._filters: dict[type[commands.Command], Callable[[Any], bool]] = {
             commands.UserSyncCommand: self._is_news,
             commands.ClearUserSyncsCommand: self._clears_another,
             commands.FederationAckCommand: self._acknowledge,
             commands.UserIpCommand: self._stores_user_ips,
-            commands.RemoteServerUpCommand: self._is_no_copy,
+            commands.RemoteServerUpCommand: _always,
             commands.LockReleasedCommand: self._is_lock_of_another,
             commands.NewActiveTaskCommand: _always,
             commands.CancelTaskCommand: _always,
@@ -90,7 +88,7 @@ class HostCommandDispatcher:
         if is_wanted is None:
             return
         try:
-            if not is_wanted(connection, command):
+            if not is_wanted(command) or self._is_copy(connection, command):
                 return
             waiting = self._host.commands.on_command(command)
         except Exception as error:  # noqa: BLE001 -- reported to the observer
@@ -123,37 +121,30 @@ class HostCommandDispatcher:
         self._relayed.forget(connection)
         self._delivered.forget(connection)
 
-    def _is_news(
-        self, connection: ReplicationConnection, command: commands.UserSyncCommand
-    ) -> bool:
+    def _is_news(self, command: commands.UserSyncCommand) -> bool:
         if command.instance_id == self._host.identity.instance_id:
             return False
         if self._syncs.is_repeat(command, self._host.clock.seconds()):
-            return self._discard(command, DiscardReason.REPEATED)
+            self._discard(command, DiscardReason.REPEATED)
+            return False
         return True
 
-    def _clears_another(
-        self, connection: ReplicationConnection, command: commands.ClearUserSyncsCommand
-    ) -> bool:
+    def _clears_another(self, command: commands.ClearUserSyncsCommand) -> bool:
         if command.instance_id == self._host.identity.instance_id:
             return False
         self._syncs.forget_process(command.instance_id)
         return True
 
-    def _acknowledge(
-        self, connection: ReplicationConnection, command: commands.FederationAckCommand
-    ) -> bool:
+    def _acknowledge(self, command: commands.FederationAckCommand) -> bool:
         stream: object = self._host.streams.get_streams().get("federation")
         if isinstance(stream, AcknowledgedStream):
             stream.acknowledge(command.instance_name, command.token)
         return True
 
-    def _stores_user_ips(
-        self, connection: ReplicationConnection, command: commands.UserIpCommand
-    ) -> bool:
+    def _stores_user_ips(self, command: commands.UserIpCommand) -> bool:
         if not self._host.stores_user_ips:
-            return self._discard(command, DiscardReason.NOT_RESPONSIBLE)
-        return True
+            self._discard(command, DiscardReason.NOT_RESPONSIBLE)
+        return self._host.stores_user_ips
 
     def _relay(
         self,
@@ -171,25 +162,20 @@ class HostCommandDispatcher:
         if not self._relayed.is_copy(command, connection, self._host.clock.seconds()):
             self._sender.relay(command, connection, reached or frozenset())
 
-    def _is_lock_of_another(
-        self, connection: ReplicationConnection, command: commands.LockReleasedCommand
-    ) -> bool:
-        if command.instance_name == self._host.identity.instance_name:
-            return False
-        return self._is_no_copy(connection, command)
+    def _is_lock_of_another(self, command: commands.LockReleasedCommand) -> bool:
+        return command.instance_name != self._host.identity.instance_name
 
-    def _is_no_copy(
+    def _is_copy(
         self, connection: ReplicationConnection, command: commands.Command
     ) -> bool:
-        if len(self._sender.links) < 2:
+        if command.NAME not in RELAYED or len(self._sender.links) < 2:
             # No copy can arrive on another link.
-            return True
+            return False
         now = self._host.clock.seconds()
-        if not self._delivered.is_copy(command, connection, now):
-            return True
-        return self._discard(command, DiscardReason.REPEATED)
+        is_copy = self._delivered.is_copy(command, connection, now)
+        if is_copy:
+            self._discard(command, DiscardReason.REPEATED)
+        return is_copy
 
-    def _discard(self, command: commands.Command, reason: DiscardReason) -> bool:
-        """Report that a command is not delivered; return ``False``."""
+    def _discard(self, command: commands.Command, reason: DiscardReason) -> None:
         self._observer.observe(Discarded(command.NAME, "", reason, 1))
-        return False
