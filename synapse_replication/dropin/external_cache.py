@@ -14,7 +14,7 @@ from synapse_replication.redis import external_cache
 logger = logging.getLogger(__name__)
 
 
-class DropInExternalCache:
+class DropInExternalCache(external_cache.ExternalCache):
     """A cache of small values, stored in Redis and shared by all processes.
 
     If Redis fails, the failure is logged: a read then returns ``None``, and a write is
@@ -26,13 +26,7 @@ class DropInExternalCache:
         if hs.config.redis.redis_enabled:
             # txredisapi has no public attribute for the factory.
             factory = hs.get_outbound_redis_connection()._factory
-        self._cache = external_cache.ExternalCache(
-            factory, hs.get_reactor(), observer_of(hs), make_yieldable
-        )
-
-    def is_enabled(self) -> bool:
-        """Return whether Redis is configured."""
-        return self._cache.is_enabled()
+        super().__init__(factory, hs.get_reactor(), observer_of(hs), make_yieldable)
 
     async def set(self, cache_name: str, key: str, value: Any, expiry_ms: int) -> None:
         """Store a JSON value for ``expiry_ms`` ms.
@@ -41,7 +35,7 @@ class DropInExternalCache:
             less than 1.
         """
         try:
-            await self._cache.set(cache_name, key, value, expiry_ms)
+            await super().set(cache_name, key, value, expiry_ms)
         except txredisapi.RedisError as error:
             logger.warning("Cannot set a value of the external cache: %s", error)
 
@@ -51,7 +45,7 @@ class DropInExternalCache:
         :raises ValueError: if the stored value is not JSON.
         """
         try:
-            return await self._cache.get(cache_name, key)
+            return await super().get(cache_name, key)
         except txredisapi.RedisError as error:
             logger.warning("Cannot get a value of the external cache: %s", error)
             return None
