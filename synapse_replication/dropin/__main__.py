@@ -13,7 +13,6 @@ nothing is started.
 from __future__ import annotations
 
 import linecache
-import os
 import runpy
 import sys
 from collections.abc import Sequence
@@ -27,7 +26,7 @@ from synapse_replication.dropin.launcher import (
     version_problem,
 )
 from synapse_replication.dropin.monitoring import load_hooks
-from synapse_replication.dropin.settings import DropInSettings
+from synapse_replication.dropin.settings import own_settings
 from synapse_replication.dropin.substitution import SubstitutionError, substitute
 from synapse_replication.errors import HooksNotFoundError
 
@@ -61,7 +60,7 @@ def _prepare(parts: Sequence[str]) -> None:
     _drop_generated_source()
     installed = installed_version()
     announcement.prepare(parts, installed, version_problem(installed))
-    load_hooks(DropInSettings.from_environ(os.environ).hooks)
+    load_hooks(own_settings().hooks)
 
 
 def _drop_generated_source() -> None:

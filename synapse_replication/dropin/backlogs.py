@@ -17,7 +17,6 @@ host's TLS policy, or a Unix socket.
 from __future__ import annotations
 
 import importlib
-import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +28,7 @@ from synapse_replication.dropin.observer import (
     observer_of,
     watch_backlog,
 )
-from synapse_replication.dropin.settings import DropInSettings
+from synapse_replication.dropin.settings import own_settings
 from synapse_replication.handlers.epochs import PeerEpochs
 from synapse_replication.handlers.handler import ReplicationCommandHandler
 from synapse_replication.handlers.receiving.partial_resync import PartialResync
@@ -105,7 +104,7 @@ def make_backlog(hs: Any) -> Backlog | None:
     """
     if not (_is_in_use() and _serves_replication(hs)):
         return None
-    settings = DropInSettings.from_environ(os.environ)
+    settings = own_settings()
     backlog = Backlog(BacklogOptions(settings.backlog_rows, settings.backlog_bytes))
     watch_backlog(hs, backlog)
     return backlog
@@ -115,7 +114,7 @@ def _is_in_use() -> bool:
     """Return whether the extension is used, and the host's resource is replaced."""
     module = importlib.import_module("synapse.replication.http")
     resource = module.ReplicationRestResource
-    is_turned_on = DropInSettings.from_environ(os.environ).extension
+    is_turned_on = own_settings().extension
     return is_turned_on and getattr(resource, "answers_for_backlog", False)
 
 

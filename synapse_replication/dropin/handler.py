@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -16,7 +15,7 @@ from synapse_replication.dropin.notifier import combine_notifications, favour_st
 from synapse_replication.dropin.observer import monitoring_of, observer_of
 from synapse_replication.dropin.position_check import start_host_position_check
 from synapse_replication.dropin.redis_factories import close, connect_subscriber
-from synapse_replication.dropin.settings import DropInSettings
+from synapse_replication.dropin.settings import own_settings
 from synapse_replication.dropin.synapse_host import SynapseHost
 from synapse_replication.handlers import handler
 from synapse_replication.handlers.epochs import PeerEpochs
@@ -60,7 +59,7 @@ class DropInCommandHandler(handler.ReplicationCommandHandler):
         self.host = SynapseHost(hs, monitoring_of(hs).hooks)
         self._epochs = epochs = PeerEpochs()
         partial_resync = make_partial_resync(hs, self.host.clock, epochs)
-        settings = DropInSettings.from_environ(os.environ)
+        settings = own_settings()
         has_links = bool(hs.config.redis.redis_enabled)
         super().__init__(
             self.host,

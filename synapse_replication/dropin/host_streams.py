@@ -16,13 +16,12 @@ once, before any row or POSITION can be delivered, when no cache can be stale.
 from __future__ import annotations
 
 import importlib
-import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from synapse_replication.dropin.generators import generators
-from synapse_replication.dropin.settings import DropInSettings
+from synapse_replication.dropin.settings import own_settings
 from synapse_replication.errors import RowDecodeError
 from synapse_replication.storage.id_generators import MultiWriterIdGenerator
 from synapse_replication.streams.rows import DecodedRows, RowCodec, decode_json
@@ -292,7 +291,7 @@ class HostStreams:
         classes = importlib.import_module("synapse.replication.tcp.streams").STREAMS_MAP
         instance_name = hs.get_instance_name()
         trusts_ids = ids_are_ours()
-        distance = DropInSettings.from_environ(os.environ).plausible_distance
+        distance = own_settings().plausible_distance
         self._streams = {
             name: HostStream(
                 cls(hs),

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import importlib
 import itertools
-import os
 import re
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -25,7 +24,7 @@ from synapse_replication.dropin.generators import generators
 from synapse_replication.dropin.host_code import make_yieldable
 from synapse_replication.dropin.host_positions import HostPositions
 from synapse_replication.dropin.observer import observer_of
-from synapse_replication.dropin.settings import DropInSettings
+from synapse_replication.dropin.settings import own_settings
 from synapse_replication.dropin.synapse_host import HostClock
 from synapse_replication.dropin.writer_lock import hold_name
 from synapse_replication.errors import SequenceBehindError, StorageError
@@ -158,7 +157,7 @@ class DropInIdGenerator(id_generators.MultiWriterIdGenerator):
             "synapse.storage.util.id_generators"
         ).AbstractStreamIdGenerator.register(DropInIdGenerator)
         hs = db.hs
-        settings = DropInSettings.from_environ(os.environ)
+        settings = own_settings()
         stream = IdStream(
             stream_name=stream_name,
             sequence=sequence_name,

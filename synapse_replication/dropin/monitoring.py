@@ -21,7 +21,7 @@ from twisted.logger import Logger, STDLibLogObserver
 from synapse_replication.app.observers import ProcessObservers
 from synapse_replication.dropin.host_code import host_attribute
 from synapse_replication.dropin.host_streams import declared_writers
-from synapse_replication.dropin.settings import DropInSettings
+from synapse_replication.dropin.settings import own_settings
 from synapse_replication.dropin.synapse_host import HostClock, SynapseHost
 from synapse_replication.errors import HooksNotFoundError, SupervisorError
 from synapse_replication.handlers.handler import ReplicationCommandHandler
@@ -46,7 +46,7 @@ class Monitoring(ProcessObservers):
         # A failure in Twisted's log would be a failure of the test in a test runner.
         name = "synapse_replication"
         self._logger = Logger(name, observer=STDLibLogObserver(name))
-        endpoint = DropInSettings.from_environ(os.environ).tracing_endpoint
+        endpoint = own_settings().tracing_endpoint
         super().__init__(
             server_name,
             HostClock(hs.get_clock(), self._reactor),
@@ -72,7 +72,7 @@ class Monitoring(ProcessObservers):
         :param host: passed to the functions that subscribe to hooks.
         :raises HooksNotFoundError: if one of these functions cannot be imported.
         """
-        for subscribe in load_hooks(DropInSettings.from_environ(os.environ).hooks):
+        for subscribe in load_hooks(own_settings().hooks):
             subscribe(host, {})
         streams = host.streams
         self.start(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from synapse_replication.app.position_check import start_position_check
@@ -10,7 +9,7 @@ from synapse_replication.dropin.backlogs import instance_locations
 from synapse_replication.dropin.host_streams import declared_writers
 from synapse_replication.dropin.id_generators import HostDatabase
 from synapse_replication.dropin.observer import observer_of
-from synapse_replication.dropin.settings import DropInSettings
+from synapse_replication.dropin.settings import own_settings
 from synapse_replication.dropin.synapse_host import SynapseHost
 from synapse_replication.handlers.epochs import PeerEpochs
 from synapse_replication.handlers.handler import ReplicationCommandHandler
@@ -47,5 +46,5 @@ def start_host_position_check(
         streams,
         {name: declared_writers(worker, name) for name in streams},
         instance_locations(worker.instance_map),
-        interval=DropInSettings.from_environ(os.environ).position_check_seconds,
+        interval=own_settings().position_check_seconds,
     )

@@ -6,6 +6,7 @@ them.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -77,6 +78,11 @@ class DropInSettings(Struct, frozen=True):
             else str(value)
             for name, value in asdict(self).items()
         }
+
+
+def own_settings() -> DropInSettings:
+    """Return the settings of this process; see :meth:`DropInSettings.from_environ`."""
+    return DropInSettings.from_environ(os.environ)
 
 
 def _whole_number(name: str, text: str, default: int) -> int:
