@@ -10,9 +10,11 @@ has been delivered: a client that has received a token never requests the rows a
 below that token again. Code that notifies users of a row therefore waits until all
 writers' rows up to that row have been delivered, not only those of the row's writer.
 
-What waits is stored as functions, which compare a position with that of a stream. While
-there are any, each advance of a position schedules a call of all of them in the next
-reactor turn, never during the delivery of rows. A wait that ends removes its function.
+What waits is stored as functions, which compare a position with that of a stream, by
+the position that each waits for. An advance of a position schedules a call of those
+that wait for it in the next reactor turn, never during the delivery of rows. So many
+that wait for a stuck writer cost nothing while others advance. A wait that ends removes
+its function.
 
 See docs/failure-modes.rst: failure-future-token, failure-wait-for-one-writer.
 """
@@ -45,6 +47,10 @@ class AdvancingStream(Stream, Protocol):
 #: name; ``None`` if it is not known.
 LargestToken: TypeAlias = Callable[[str], Awaitable[int | None]]
 
+#: The names of a stream and a writer; ``None`` for the combined token of all writers.
+_Key: TypeAlias = "tuple[str, str | None]"
+_Check: TypeAlias = Callable[[], None]
+
 
 class ReplicationDataHandler:
     """A row sink that delivers rows, then advances streams, then wakes waiters.
@@ -73,8 +79,11 @@ class ReplicationDataHandler:
             self.on_late_rdata = sink.on_late_rdata
         self._clock = clock
         self._largest_token = largest_token
-        #: The functions that compare positions; see the module's docstring.
-        self._checks: list[Callable[[], None]] = []
+        #: The functions that compare positions, in the order in which they were added;
+        #: see the module's docstring.
+        self._checks: dict[_Key, dict[_Check, None]] = {}
+        #: Which positions have advanced since the functions were called.
+        self._advanced: dict[_Key, None] = {}
         self._timer = Timer(clock)
 
     def on_rdata(
@@ -131,7 +140,7 @@ class ReplicationDataHandler:
     def _set_position(self, stream_name: str, instance_name: str, token: int) -> None:
         self._streams[stream_name].advance(instance_name, token)
         if self._checks:
-            self._check_soon()
+            self._check_soon((stream_name, instance_name), (stream_name, None))
 
     # -- waiting -----------------------------------------------------------------------
 
@@ -158,6 +167,7 @@ class ReplicationDataHandler:
         largest = await self._find_largest(stream_name)
         upto = position if largest is None else min(position, largest)
         await self._wait_until(
+            (stream_name, instance_name),
             lambda: upto <= stream.current_token(instance_name),
             timeout,
             lambda: WaitTimeoutError(
@@ -183,6 +193,7 @@ class ReplicationDataHandler:
         largest = await self._find_largest(stream_name)
         upto = token if largest is None else token.bound_stream_token(largest)
         await self._wait_until(
+            (stream_name, None),
             lambda: upto.is_before_or_eq(stream.current_stream_token()),
             timeout,
             lambda: _find_slowest(stream_name, upto, stream.current_stream_token()),
@@ -219,16 +230,18 @@ class ReplicationDataHandler:
                 # callback and still runs the others.
                 self._clock.call_later(0, callback, token)
 
-        self._checks.append(check)
-        return lambda: self._remove(check)
+        key = stream_name, None
+        self._add(key, check)
+        return lambda: self._remove(key, check)
 
     def own_rows_written(self) -> None:
         """Wake those that wait for rows that this process has written."""
         if self._checks:
-            self._check_soon()
+            self._check_soon(*self._checks)
 
     async def _wait_until(
         self,
+        key: _Key,
         is_reached: Callable[[], bool],
         timeout: float,
         explain: Callable[[], WaitTimeoutError],
@@ -242,30 +255,39 @@ class ReplicationDataHandler:
         reached: Deferred[None] = Deferred()
 
         def check() -> None:
-            # A function that was called earlier may have cancelled this wait.
-            if not reached.called and is_reached():
+            if is_reached():
                 reached.callback(None)
 
-        self._checks.append(check)
+        self._add(key, check)
         time_out = Timer(self._clock)
         time_out.start(timeout, lambda: reached.errback(explain()))
         try:
             await reached
         finally:
-            self._remove(check)
+            self._remove(key, check)
             time_out.stop()
 
-    def _remove(self, check: Callable[[], None]) -> None:
-        if check in self._checks:
-            self._checks.remove(check)
+    def _add(self, key: _Key, check: _Check) -> None:
+        self._checks.setdefault(key, {})[check] = None
 
-    def _check_soon(self) -> None:
+    def _remove(self, key: _Key, check: _Check) -> None:
+        checks = self._checks.get(key, {})
+        checks.pop(check, None)
+        if not checks:
+            self._checks.pop(key, None)
+
+    def _check_soon(self, *keys: _Key) -> None:
+        self._advanced.update(dict.fromkeys(keys))
         if not self._timer.is_running:
             self._timer.start(0, self._check)
 
     def _check(self) -> None:
-        for check in list(self._checks):
-            check()
+        advanced, self._advanced = self._advanced, {}
+        for key in advanced:
+            for check in list(self._checks.get(key, ())):
+                # One that was called earlier may have ended this wait.
+                if check in self._checks.get(key, ()):
+                    check()
 
     async def _find_largest(self, stream_name: str) -> int | None:
         if self._largest_token is None:

@@ -99,8 +99,29 @@ class ReplicationDataHandlerTests(SynchronousTestCase):
         self.reactor.advance(0)
 
     def assertNothingLeft(self) -> None:
-        self.assertEqual(self.data._checks, [])
+        self.assertEqual(self.data._checks, {})
         self.assertEqual(self.reactor.getDelayedCalls(), [])
+
+    def test_others_that_wait_cost_nothing(self) -> None:
+        """An advance compares the positions only of those that wait for its writer."""
+        waiting = [self.wait(5, "stuck") for _ in range(3)]
+        asked: list[str] = []
+
+        def current_token(writer: str) -> int:
+            asked.append(writer)
+            return 0
+
+        self.patch(self.stream, "current_token", current_token)
+        self.wait(3, "w").addErrback(lambda failure: failure.trap(WaitTimeoutError))
+        asked.clear()
+        self.data.on_rdata("events", "w", 1, [Row("a")])
+        asked.clear()
+        self.reactor.advance(0)
+        self.assertEqual(asked, ["w"])
+        self.reactor.advance(10)
+        for each in waiting:
+            self.failureResultOf(each, WaitTimeoutError)
+        self.assertNothingLeft()
 
     def test_rows_before_position(self) -> None:
         """The sink gets the rows before the position advances."""

@@ -93,7 +93,7 @@ class StreamTokenTests(SynchronousTestCase):
         self.reactor.advance(1)
         error = self.failureResultOf(for_b, WaitTimeoutError).value
         self.assertIn("events of b is at 4 and did not reach 9", str(error))
-        self.assertEqual(self.data._checks, [])
+        self.assertEqual(self.data._checks, {})
         self.assertEqual(self.reactor.getDelayedCalls(), [])
 
     def test_cancelled(self) -> None:
@@ -101,7 +101,7 @@ class StreamTokenTests(SynchronousTestCase):
         waiting = self.wait(4)
         waiting.cancel()
         self.failureResultOf(waiting, CancelledError)
-        self.assertEqual(self.data._checks, [])
+        self.assertEqual(self.data._checks, {})
         self.assertEqual(self.reactor.getDelayedCalls(), [])
 
     def test_a_waiter_that_cancels_another(self) -> None:
@@ -143,7 +143,7 @@ class StreamTokenTests(SynchronousTestCase):
         self.deliver_position("a", 10)
         self.reactor.pump([0, 0])
         self.assertEqual(called, [3])
-        self.assertEqual(self.data._checks, [])
+        self.assertEqual(self.data._checks, {})
 
     def test_own_rows(self) -> None:
         """Rows that this instance wrote advance the token, too."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from msgspec import Struct, field
 
@@ -16,9 +16,6 @@ from synapse_replication.streams.ledger import TokenLedger
 from synapse_replication.streams.reader import Reader, ReaderPolicy
 from synapse_replication.wire.commands import PositionCommand
 from synapse_replication.wire.rdata import InterleavedGroup, RdataGroup
-
-if TYPE_CHECKING:
-    pass
 
 
 class LostRow(Struct, frozen=True):
