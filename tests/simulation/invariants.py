@@ -16,9 +16,11 @@ For a stream in memory: no row is delivered twice, or after a newer row of the s
 writer's.)
 
 A position moves back only if the writer has started since it last did, and the stream
-is one in memory, or idempotent, or its writers were changed: an only writer announces
-the ids of processes that were killed, too, and one of several does not. In a stream in
-memory, a position also moves back
+is one in memory, or idempotent, or the position is an id without rows. A writer
+announces such an id if the database refused its transaction, or, if it is the only
+writer, if a killed process did not use it. When it starts again as one of several
+writers, it knows only the ids of rows and of stored positions. In a stream in memory, a
+position also moves back
 
 - if the delivered rows are of an earlier process of the writer: a slow link shows
   several starts long after they happened;
@@ -140,7 +142,6 @@ class Ledger:
     :ivar doubted: the (reader, stream, writer) triples for which a plausible false
         position was announced. After :meth:`doubt_all`, all triples count as doubted.
     :ivar disputed: the streams of which any false position was announced.
-    :ivar moved: the streams whose writers were changed.
     :ivar forged: the forged row ids that may be delivered, by (stream, writer, token).
     :ivar discarded_tokens: the number of tokens that their writers discarded.
     :ivar late_tokens: the number of their deliveries after greater tokens.
@@ -168,7 +169,6 @@ class Ledger:
         self.applied_rows = 0
         self.doubted: set[tuple[str, str, str]] = set()
         self.disputed: set[str] = set()
-        self.moved: set[str] = set()
         self._all_are_doubted = False
         self._shown_doubted: set[str] = set()
         self.forged: dict[tuple[str, str, int], set[int]] = {}
@@ -525,23 +525,32 @@ class Ledger:
 
         :raises ViolationError: if the rows are in tables, or nothing explains it.
         """
-        if stream not in self._in_memory and stream not in self._idempotent:
+        if not self._is_resettable(stream):
             raise self._violation(f"{name} resets {stream} of {writer}")
-        self.moved_back(name, stream, writer)
+        self._explain_move_back(name, stream, writer, may_restart=True)
 
-    def moved_back(self, name: str, stream: str, writer: str) -> None:
+    def moved_back(self, name: str, stream: str, writer: str, left: int) -> None:
         """Record that a process reported that a writer's position moved back.
 
+        :param left: the position before.
         :raises ViolationError: if nothing explains it.
+        """
+        may_restart = self._is_resettable(stream) or not self._has_rows(stream, left)
+        self._explain_move_back(name, stream, writer, may_restart=may_restart)
+
+    def _is_resettable(self, stream: str) -> bool:
+        return stream in self._in_memory or stream in self._idempotent
+
+    def _explain_move_back(
+        self, name: str, stream: str, writer: str, *, may_restart: bool
+    ) -> None:
+        """Check that something explains why a position moved back.
+
+        :param may_restart: whether a start of the writer explains it.
         """
         reader, key = self.readers[name], (stream, writer)
         starts, current = self._starts[writer], self._epochs.get(writer)
-        is_resettable = (
-            stream in self._in_memory
-            or stream in self._idempotent
-            or stream in self.moved
-        )
-        has_started = is_resettable and starts != reader.starts.get(key, 0)
+        has_started = may_restart and starts != reader.starts.get(key, 0)
         knows_epoch = stream in self._in_memory and reader.knows_epoch(writer)
         is_unsure = key in reader.unsure and knows_epoch
         reader.unsure.discard(key)
@@ -564,6 +573,14 @@ class Ledger:
             return
         raise self._violation(
             f"{name} moves back in {stream} of {writer}, which did not start anew"
+        )
+
+    def _has_rows(self, stream: str, token: int) -> bool:
+        """Return whether any writer has committed rows at a token."""
+        return any(
+            token in written.rows
+            for (name, _), written in self._written.items()
+            if name == stream
         )
 
     def shown(self, reader: Reader, stream: str, token: int) -> None:

@@ -109,5 +109,4 @@ class Moves:
             delay = 1.0 + self._random.random() * 3
             cluster.clock.callLater(delay, cluster.start, name)
         cluster.writers[stream] = new
-        cluster.ledger.moved.add(stream)
         self._moving.discard(stream)

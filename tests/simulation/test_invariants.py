@@ -191,25 +191,40 @@ class LedgerTests(SynchronousTestCase):
             self.reader.unsure.clear()
             self.assertIn(
                 "did not start anew",
-                self.refused(self.ledger.moved_back, "r", stream, "w"),
+                self.refused(self.ledger.moved_back, "r", stream, "w", 7),
             )
 
-    def test_reset_after_a_change_of_writers(self) -> None:
-        """A writer that is not the only one any more may announce less."""
+    def test_moved_back_from_an_id_without_rows(self) -> None:
+        """
+        A restarted writer may announce less than the id of a refused transaction, once.
+        """
+        self.ledger.begin_epoch("w", {}, None)
+        self.reader = self.ledger.begin_epoch("r", {("events", "w"): 9}, None)
+        self.assertIn(
+            "did not start anew",
+            self.refused(self.ledger.moved_back, "r", "events", "w", 9),
+        )
+        self.ledger.violations.clear()
+        self.ledger.begin_epoch("w", {}, None)
+        self.ledger.moved_back("r", "events", "w", 9)
+        self.assertIn(
+            "did not start anew",
+            self.refused(self.ledger.moved_back, "r", "events", "w", 9),
+        )
+
+    def test_moved_back_from_an_id_with_rows(self) -> None:
+        """A restarted writer knows the rows of all writers."""
+        self.ledger.committed("events", "v", 9, [(90, "k")])
         self.ledger.begin_epoch("w", {}, None)
         self.reader = self.ledger.begin_epoch("r", {("events", "w"): 9}, None)
         self.ledger.begin_epoch("w", {}, None)
-        self.ledger.moved.add("events")
-        self.ledger.position(self.reader, "events", "w", 8)
-        self.ledger.moved_back("r", "events", "w")
         self.assertIn(
             "did not start anew",
-            self.refused(self.ledger.moved_back, "r", "events", "w"),
+            self.refused(self.ledger.moved_back, "r", "events", "w", 9),
         )
 
     def test_reset_of_tables(self) -> None:
         """The rows of a stream in tables never become void."""
-        self.ledger.moved.add("events")
         self.assertIn(
             "resets events", self.refused(self.ledger.reset, "r", "events", "w")
         )

@@ -92,7 +92,8 @@ class Watcher(ReplicationObserver):
         because it may have missed messages, and with ``is_lost=True`` if it lost it.
     :param reset: called with ``name``, a stream and its writer when the position of the
         process moved back below rows that were delivered.
-    :param moved_back: the same when it moved back, but not below such rows.
+    :param moved_back: the same when it moved back, but not below such rows; called also
+        with the position that it left.
     """
 
     def __init__(
@@ -103,7 +104,7 @@ class Watcher(ReplicationObserver):
         unexpected: Callable[[str, BaseException], object],
         cut_off: Callable[..., object],
         reset: Callable[[str, str, str], object],
-        moved_back: Callable[[str, str, str], object],
+        moved_back: Callable[[str, str, str, int], object],
     ) -> None:
         self._name = name
         self.counts = counts
@@ -193,7 +194,9 @@ class Watcher(ReplicationObserver):
     @handles(PositionLowered)
     def _position_lowered(self, event: PositionLowered) -> None:
         self._trace_move(event)
-        self._moved_back(self._name, event.stream_name, event.instance_name)
+        self._moved_back(
+            self._name, event.stream_name, event.instance_name, event.from_token
+        )
 
     def _trace_move(self, event: StreamReset | PositionLowered) -> None:
         self.counts.fallbacks += 1
