@@ -14,7 +14,9 @@ from __future__ import annotations
 import importlib
 import itertools
 import re
+import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from typing import Any, TypeVar
 
 from twisted.internet.defer import Deferred
@@ -30,6 +32,10 @@ from synapse_replication.dropin.writer_lock import hold_name
 from synapse_replication.errors import SequenceBehindError, StorageError
 from synapse_replication.storage import id_generators
 from synapse_replication.storage.id_streams import IdStream
+from synapse_replication.storage.open_transactions import (
+    POLL_SECONDS,
+    PredecessorWait,
+)
 from synapse_replication.storage.sequences import load_positions
 from synapse_replication.streams.id_column import IdColumn
 from synapse_replication.streams.writer_positions import FIRST_POSITION, WriterPositions
@@ -169,6 +175,8 @@ class DropInIdGenerator(id_generators.MultiWriterIdGenerator):
         database = HostDatabase(db, server_name)
         if settings.writer_lock and database.is_postgres and instance_name in writers:
             _hold_name(db_conn, server_name, instance_name)
+        if database.is_postgres and stream.is_written_by(instance_name):
+            _wait_for_predecessor(db_conn, stream, instance_name)
         positions = _load_positions(
             db_conn, stream, instance_name, on_postgres=database.is_postgres
         )
@@ -231,6 +239,20 @@ class DropInIdGenerator(id_generators.MultiWriterIdGenerator):
         if self._is_postgres:
             return await super().get_max_allocated_token()
         return self.get_current_token()
+
+
+def _wait_for_predecessor(db_conn: Any, stream: IdStream, instance_name: str) -> None:
+    """Wait for transactions that an earlier process may have left. Blocks up to 10 s.
+
+    The host has not begun to serve requests. Its connection is left without an open
+    transaction, so that the next one sees the rows of those that have ended.
+    """
+    wait = PredecessorWait(stream, instance_name, time.monotonic)
+    with closing(db_conn.cursor(txn_name="wait_for_predecessor")) as cursor:
+        while not wait.is_over(cursor):
+            db_conn.commit()
+            time.sleep(POLL_SECONDS)
+    db_conn.commit()
 
 
 def _load_positions(

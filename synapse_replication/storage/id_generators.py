@@ -58,6 +58,10 @@ from synapse_replication.errors import StreamConfigurationError
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.storage.id_streams import IdStream, read_sequence
 from synapse_replication.storage.locked_positions import LockedPositions
+from synapse_replication.storage.open_transactions import (
+    POLL_SECONDS,
+    PredecessorWait,
+)
 from synapse_replication.storage.round_trips import (
     IdFetcher,
     IdRequest,
@@ -432,9 +436,18 @@ async def load_id_generator(
 ) -> MultiWriterIdGenerator:
     """Load a stream's positions and return its id generator.
 
+    A writer first waits for transactions that an earlier process with its name may have
+    left, for at most 10 s.
+
     :raises SequenceBehindError: if the sequence is behind a table or, for a declared
         writer, far behind a stored position; the error says what to do.
     """
+    if stream.is_written_by(instance_name):
+        wait = PredecessorWait(stream, instance_name, clock.seconds)
+        while not await database.transact(
+            "wait_for_predecessor", wait.is_over, autocommit=True
+        ):
+            await clock.sleep(POLL_SECONDS)
     positions = await database.transact(
         "load_positions", lambda txn: load_positions(txn, stream, instance_name)
     )

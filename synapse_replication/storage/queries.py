@@ -116,10 +116,11 @@ INDEXES = """
 TABLE_SIZE = "SELECT pg_relation_size(to_regclass(%(table)s))"
 
 #: The virtual ids of the open transactions, other than this one, that write or have
-#: written to one of ``tables``. These ids are not reused.
+#: written to one of ``tables``, or wait for its lock to do so: the server executes a
+#: statement that waits even if its client is gone. These ids are not reused.
 INSERTING_TRANSACTIONS = """
     SELECT virtualtransaction FROM pg_locks
-    WHERE locktype = 'relation' AND mode = 'RowExclusiveLock' AND granted
+    WHERE locktype = 'relation' AND mode = 'RowExclusiveLock'
     AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
     AND relation = ANY(
         SELECT to_regclass(name)::oid FROM unnest(%(tables)s::text[]) AS name

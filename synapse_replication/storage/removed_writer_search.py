@@ -40,6 +40,10 @@ from synapse_replication.storage.id_streams import (
     find_lookups,
     read_sequence,
 )
+from synapse_replication.storage.open_transactions import (
+    POLL_SECONDS,
+    read_open_transactions,
+)
 from synapse_replication.storage.sequences import read_stored_positions
 from synapse_replication.storage.transactions import TransactionRunner
 from synapse_replication.streams.id_column import IdColumn
@@ -54,9 +58,6 @@ WALKED_ROWS = 100_000
 #: removed writers. The reader does not need their rows, so writers with only older rows
 #: do not matter.
 LOOK_BACK = 1_000_000
-
-#: The interval at which the open transactions are polled, in s.
-POLL_SECONDS = 0.1
 
 
 class HandledPositions(Protocol):
@@ -147,13 +148,6 @@ def survey_writers(
                 greatest[writer] = max(row, greatest.get(writer, 0))
     absent = frozenset(low.keys() | greatest.keys()) - stored.keys()
     return WriterSurvey(upto, stored, greatest, absent, open_transactions, last_row)
-
-
-def read_open_transactions(txn: Any, stream: IdStream) -> frozenset[str]:
-    """Return the open transactions that have written to the tables."""
-    tables = [queries.identifier(column.table) for column in stream.tables]
-    txn.execute(queries.INSERTING_TRANSACTIONS, {"tables": tables})
-    return frozenset(transaction for (transaction,) in txn.fetchall())
 
 
 def _greatest_rows(

@@ -16,16 +16,15 @@ transaction is named: for instance, it may still wait for a lock.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from synapse_replication.storage import queries
 from synapse_replication.storage.id_generators import MultiWriterIdGenerator
+from synapse_replication.storage.open_transactions import Session, find_session
 from synapse_replication.streams.stuck_ids import StuckId
 
 if TYPE_CHECKING:
@@ -38,97 +37,6 @@ STUCK_AFTER = 10.0
 
 #: The minimum interval of queries for the session that holds a stuck id, in s.
 ASK_EVERY = 30.0
-
-#: Where the first words of a query end: before its first value, whose text may be
-#: private, and before a list of columns.
-_END_OF_FIRST_WORDS = re.compile(r"['\"($0-9\x00-\x1f]|E'")
-_MAX_FIRST_WORDS = 60
-
-
-class Session(Struct, frozen=True):
-    """A database session with an open transaction.
-
-    :ivar open_for: the age of the transaction in s; ``None`` if this role may not see
-        it.
-    :ivar query: the first words of its last query; empty if this role may not see them.
-    :ivar writes_stream: whether the transaction has written to a table of the stream.
-    :ivar blocked_by: the process ids of the sessions whose locks it waits for.
-    """
-
-    pid: int
-    user: str
-    application: str
-    address: str
-    state: str
-    open_for: float | None
-    query: str
-    writes_stream: bool
-    blocked_by: Sequence[int]
-
-    def describe(self) -> str:
-        """Return a description in one line."""
-        parts = [f"session {self.pid} of {self.user or 'unknown user'}"]
-        if self.application:
-            parts.append(f"application {self.application}")
-        parts.append(f"from {self.address or 'a Unix socket'}")
-        if self.open_for is None:
-            parts.append("details need the role pg_read_all_stats")
-        else:
-            parts.append(f"{self.state}, transaction open for {self.open_for:.0f} s")
-        if self.query:
-            parts.append(f"query {self.query} ...")
-        if not self.writes_stream:
-            parts.append("the oldest transaction; it has not written to the stream")
-        if self.blocked_by:
-            parts.append(f"waits for session {', '.join(map(str, self.blocked_by))}")
-        return ", ".join(parts)
-
-    def hint(self) -> str:
-        """Return how to end the session, or the session that blocks it."""
-        pid = self.blocked_by[0] if self.blocked_by else self.pid
-        return (
-            f"End the session with SELECT pg_terminate_backend({pid}); its transaction "
-            "is rolled back."
-        )
-
-
-def find_session(txn: Any, tables: Sequence[str]) -> Session | None:
-    """Return the session that most likely holds an unfinished id.
-
-    :param tables: the tables of the id's stream.
-    :return: ``None`` if no transaction has been open for that long.
-    """
-    txn.execute(
-        queries.OPEN_TRANSACTIONS,
-        {
-            "tables": [queries.identifier(table) for table in tables],
-            # The transaction may have begun after the id was allocated.
-            "open_for": STUCK_AFTER / 2,
-        },
-    )
-    row = txn.fetchone()
-    if row is None:
-        return None
-    pid, user, application, address, state, open_for, query, writes, blockers = row
-    return Session(
-        pid,
-        user,
-        application,
-        address,
-        state,
-        open_for,
-        _first_words(query),
-        writes,
-        tuple(blockers),
-    )
-
-
-def _first_words(query: str | None) -> str:
-    """Return the beginning of a query, without values, which may be private."""
-    text = " ".join((query or "").split())
-    if text.startswith("<"):  # <insufficient privilege>
-        return ""
-    return _END_OF_FIRST_WORDS.split(text, maxsplit=1)[0][:_MAX_FIRST_WORDS].strip()
 
 
 class _Unfinished(Struct):
@@ -198,9 +106,11 @@ class StuckIdWatch:
         ]
 
     def _ask(self, unfinished: _Unfinished, generator: MultiWriterIdGenerator) -> None:
-        tables = [column.table for column in generator.stream.tables]
         generator.database.transact(
-            "find_session", lambda txn: find_session(txn, tables), autocommit=True
+            "find_session",
+            # The transaction may have begun after the id was allocated.
+            lambda txn: find_session(txn, generator.stream, STUCK_AFTER / 2),
+            autocommit=True,
         ).addCallbacks(
             self._answered,
             self._failed,

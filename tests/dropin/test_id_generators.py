@@ -1,19 +1,30 @@
 """
-Tests for the ids of a host, on SQLite; tests.external.synapse has those on PostgreSQL.
+Tests for the ids of a host, on SQLite, and of its start on PostgreSQL.
+
+tests.external.synapse has the other tests on PostgreSQL.
 """
 
 from __future__ import annotations
 
+import os
 import sqlite3
+import sys
+import time
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
+from psycopg2.extensions import ISOLATION_LEVEL_REPEATABLE_READ, connection, cursor
 from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.dropin.id_generators import DropInIdGenerator
+from synapse_replication.dropin.settings import variable
+from synapse_replication.storage.database import connect
+from synapse_replication.storage.open_transactions import POLL_SECONDS
 from tests.dropin.host import FakeHomeserver, fake_modules
+from tests.storage.doubles import PostgresMixin
 
 
 class _Connection:
@@ -139,3 +150,73 @@ class MultiWriterIdGeneratorTests(SynchronousTestCase):
         self._allocate(ids)
         greatest = Deferred.fromCoroutine(ids.get_max_allocated_token())
         self.assertEqual(self.successResultOf(greatest), 2)
+
+
+class _PostgresConnection:
+    """The host's connection, with its isolation level."""
+
+    def __init__(self, connection: connection) -> None:
+        connection.set_isolation_level(ISOLATION_LEVEL_REPEATABLE_READ)
+        self._connection = connection
+        self.commit = connection.commit
+
+    def cursor(self, *, txn_name: str) -> cursor:
+        return self._connection.cursor()
+
+
+class StartTests(PostgresMixin, SynchronousTestCase):
+    """A process of the host that starts while a row is being written."""
+
+    def setUp(self) -> None:
+        fake_modules(self)
+        self.hs = FakeHomeserver()
+        self.make_database()
+        self.addCleanup(self.connection.close)
+        self.writing, own = connect(self.dsn), connect(self.dsn)
+        self.addCleanup(self.writing.close)
+        self.addCleanup(own.close)
+        self.db_conn = _PostgresConnection(own)
+        self.write_rows("w1", 2)
+        self.set_sequence(3)
+        # The host has used the connection, whose transaction does not see later rows.
+        self.db_conn.cursor(txn_name="").execute("SELECT 1")
+        self.writing.cursor().execute("INSERT INTO foobar VALUES (3, 'w1')")
+        self.slept: list[float] = []
+        self.patch(time, "sleep", self.sleep)
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.writing.commit()
+
+    def start(self, instance_name: str) -> DropInIdGenerator:
+        engine = sys.modules["synapse.storage.engines"].PostgresEngine()
+        with patch.dict(os.environ, {variable("writer_lock"): "false"}):
+            return DropInIdGenerator(
+                db_conn=self.db_conn,
+                db=SimpleNamespace(hs=self.hs, engine=engine),
+                notifier=SimpleNamespace(notify_replication=lambda: None),
+                stream_name="foobar",
+                server_name="test",
+                instance_name=instance_name,
+                tables=[("foobar", "instance_name", "stream_id")],
+                sequence_name="foobar_seq",
+                writers=["w1", "w2"],
+            )
+
+    def test_writer(self) -> None:
+        """A writer waits for the transaction, and its position includes the row."""
+        ids = self.start("w1")
+        self.assertEqual(self.slept, [POLL_SECONDS])
+        self.assertEqual(ids.get_minimal_local_current_token(), 3)
+
+    def test_committed_before(self) -> None:
+        """The position includes a row that was committed after the host connected."""
+        self.writing.commit()
+        self.assertEqual(self.start("w1").get_minimal_local_current_token(), 3)
+        self.assertEqual(self.slept, [])
+
+    def test_reader(self) -> None:
+        """A process that does not write the stream does not wait."""
+        ids = self.start("reader")
+        self.assertEqual(self.slept, [])
+        self.assertEqual(ids.get_current_token(), 2)

@@ -18,6 +18,8 @@ from synapse_replication.handlers.receiving.receiver import StreamReceiver
 from synapse_replication.handlers.receiving.row_handler import RowHandler
 from synapse_replication.handlers.receiving.writers import Announcement, Writer
 from synapse_replication.redis.subscriber import RedisSubscriber
+from synapse_replication.storage import id_generators
+from synapse_replication.storage.open_transactions import PredecessorWait
 from synapse_replication.storage.postgres_stream import PostgresStream
 from synapse_replication.storage.sequences import load_positions
 from synapse_replication.streams.reader import Finding, Phase, Reader, Verdict
@@ -178,8 +180,13 @@ class _IgnoresFetches(WriterPositions):
 
 def _with_positions(type_: type[WriterPositions]) -> AbstractContextManager[object]:
     return patch.object(
-        process, "load_positions", partial(load_positions, positions_type=type_)
+        id_generators, "load_positions", partial(load_positions, positions_type=type_)
     )
+
+
+def _starts_at_once() -> AbstractContextManager[object]:
+    """Start a writer while transactions of its predecessor are open."""
+    return patch.object(PredecessorWait, "is_over", lambda self, txn: True)
 
 
 @contextmanager
@@ -297,6 +304,7 @@ BUGS: Mapping[str, Callable[[], AbstractContextManager[object]]] = {
     "unreadable-row": _skips_unreadable_rows,
     "covered-rows": lambda: _with_positions(_AnnouncesOnRemotePositions),
     "unregistered-id": lambda: _with_positions(_IgnoresFetches),
+    "open-ids-at-restart": _starts_at_once,
     "typing-reset": _ignores_epochs,
     "typing-reset, saved": _saves_no_epochs,
     "shared token": _in_process("HostStream", _TrustsPersistedUpto),
@@ -308,14 +316,15 @@ BUGS: Mapping[str, Callable[[], AbstractContextManager[object]]] = {
 
 #: For each bug, the seed at which its search starts: the first that found it.
 FOUND_BY: Mapping[str, int] = {
-    "reconnect-order": 217,
-    "interleaved-batches": 14,
+    "reconnect-order": 239,
+    "interleaved-batches": 18,
     "position-during-batch": 113,
-    "gap-per-writer": 160,
-    "late position": 241,
+    "gap-per-writer": 271,
+    "late position": 361,
     "unreadable-row": 22,
-    "covered-rows": 175,
-    "unregistered-id": 6,
+    "covered-rows": 265,
+    "unregistered-id": 72,
+    "open-ids-at-restart": 219,
     "typing-reset": 12,
     "typing-reset, saved": 12,
     "shared token": 6,

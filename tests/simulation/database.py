@@ -35,6 +35,9 @@ from tests.simulation.reactor import ProcessReactor
 
 T = TypeVar("T")
 
+#: The maximum additional time of a commit whose process is killed when it begins, in s.
+MAX_ORPHANED_SECONDS = 3.0
+
 #: The maximum number of attempts of a transaction, as in ``storage/database.py``.
 MAX_ATTEMPTS = 6
 
@@ -380,7 +383,7 @@ class _Transaction:
             tables = {table for table, *_ in cursor.inserts}
             database.open_transactions[self._number] = tables
             database.point("before commit", self._reactor.name)
-            self._later(self._commit, cursor, generation, result)
+            self._commit_later(cursor, generation, result)
             return
         if self._autocommit:
             database.point(self._description, self._reactor.name)
@@ -404,6 +407,13 @@ class _Transaction:
         else:
             self._fail(psycopg2.errors.SerializationFailure("concurrent transaction"))
         return True
+
+    def _commit_later(self, cursor: _Cursor, generation: int, result: Any) -> None:
+        database = self._database
+        delay = database.latency()
+        if not self._reactor.is_alive:
+            delay += database.random.random() * MAX_ORPHANED_SECONDS
+        database.clock.callLater(delay, self._commit, cursor, generation, result)
 
     def _commit(self, cursor: _Cursor, generation: int, result: Any) -> None:
         database = self._database

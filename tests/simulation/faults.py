@@ -152,9 +152,8 @@ class Faults:
 
     def _crash_now(self, name: str) -> None:
         self._cluster.crash(name)
-        # Wait longer than a transaction of the dead process may take.
         self._cluster.clock.callLater(
-            1.0 + self._random.random() * 3, self._cluster.start, name
+            self._random.random() * 4, self._cluster.start, name
         )
 
     def _crash_at_point(self) -> str:

@@ -105,8 +105,7 @@ class Moves:
         for name in concerned:
             cluster.crash(name)
             cluster.stopping.discard(name)
-            # Wait longer than a transaction of the dead process may take.
-            delay = 1.0 + self._random.random() * 3
+            delay = self._random.random() * 4
             cluster.clock.callLater(delay, cluster.start, name)
         cluster.writers[stream] = new
         self._moving.discard(stream)

@@ -35,7 +35,10 @@ from synapse_replication.handlers.sending.streamer import (
 )
 from synapse_replication.redis.link import RedisReplicationLink
 from synapse_replication.redis.options import RedisOptions
-from synapse_replication.storage.id_generators import MultiWriterIdGenerator
+from synapse_replication.storage.id_generators import (
+    MultiWriterIdGenerator,
+    load_id_generator,
+)
 from synapse_replication.storage.id_streams import IdStream, read_sequence
 from synapse_replication.storage.inserts import declared_insert
 from synapse_replication.storage.postgres_stream import PostgresStream, WriterIds
@@ -43,7 +46,6 @@ from synapse_replication.storage.removed_writer_search import RemovedWriterFinde
 from synapse_replication.storage.row_queries import declared_query
 from synapse_replication.storage.sequences import (
     limit_positions,
-    load_positions,
     read_stored_positions,
 )
 from synapse_replication.storage.stored_positions import StoredPositionCheck
@@ -401,14 +403,10 @@ class Process:
         )
 
     async def _make_generator(self, ids: IdStream) -> MultiWriterIdGenerator:
-        positions = await self.database.transact(
-            "load_positions",
-            lambda txn: load_positions(txn, ids, self.name),
-        )
-        generator = self.generators[ids.stream_name] = MultiWriterIdGenerator(
+        generator = self.generators[ids.stream_name] = await load_id_generator(
             self.database,
             ids,
-            positions,
+            self.name,
             self.reactor,
             self.host.clock,
             on_finished=self.host.notifier.notify,

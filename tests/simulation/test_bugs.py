@@ -68,6 +68,13 @@ class BugTests(SynchronousTestCase):
         """
         self.check("unregistered-id")
 
+    def test_starts_at_once(self) -> None:
+        """
+        The simulation finds a writer that starts before a commit of its predecessor
+        ends.
+        """
+        self.check("open-ids-at-restart")
+
     def test_ignores_epochs(self) -> None:
         """
         The simulation finds missed rows of a writer that restarted and passed its old

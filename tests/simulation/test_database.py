@@ -12,6 +12,7 @@ from synapse_replication.storage import queries
 from synapse_replication.storage.inserts import declared_insert
 from tests.simulation.clock import SimulatedClock
 from tests.simulation.database import (
+    MAX_ORPHANED_SECONDS,
     DatabaseClient,
     SimulatedDatabase,
 )
@@ -172,6 +173,17 @@ class SimulatedDatabaseTests(SynchronousTestCase):
         self.settle()
         self.assertNoResult(done)
         self.assertEqual(self.committed, [])
+
+    def test_killed_during_a_commit(self) -> None:
+        """The server may complete a commit after its process was killed."""
+        self.database.point = lambda point, name: self.reactor.kill()
+        self.database.random = Random(3)
+        self.insert(2)
+        self.clock.run_until(0.1)
+        self.assertEqual(len(self.database.open_transactions), 1)
+        self.clock.run_until(1 + MAX_ORPHANED_SECONDS)
+        self.assertEqual(self.database.open_transactions, {})
+        self.assertEqual(self.committed, [("events", "w", 2)])
 
     def test_unknown_statement(self) -> None:
         """A statement that the double does not support is an error."""

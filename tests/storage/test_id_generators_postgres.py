@@ -5,12 +5,13 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+from psycopg2.extensions import connection
 from twisted.internet import defer, task, threads
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorFromThreads
 from twisted.trial.unittest import TestCase
 
-from synapse_replication.storage.database import Database, Transaction
+from synapse_replication.storage.database import Database, Transaction, connect
 from synapse_replication.storage.id_generators import (
     MultiWriterIdGenerator,
     load_id_generator,
@@ -22,6 +23,17 @@ from tests.storage.doubles import (
 from tests.storage.id_generator_case import foobar
 
 
+class _CommittingClock(FakeReactor):
+    """A clock on which a transaction is committed while something sleeps."""
+
+    def __init__(self, connection: connection) -> None:
+        super().__init__()
+        self._connection = connection
+
+    async def sleep(self, delay: float) -> None:
+        self._connection.commit()
+
+
 class PostgresTests(PostgresMixin, TestCase):
     """Generators over a real database."""
 
@@ -30,6 +42,7 @@ class PostgresTests(PostgresMixin, TestCase):
 
         self.make_database()
         self.reactor = IReactorFromThreads(reactor)
+        self.clock = FakeReactor()
         self.database = Database(self.dsn, self.reactor)
         self.addCleanup(self.connection.close)
         self.addCleanup(self.database.close)
@@ -43,7 +56,7 @@ class PostgresTests(PostgresMixin, TestCase):
                 foobar(*writers, negative=negative),
                 instance_name,
                 self.reactor,
-                FakeReactor(),
+                self.clock,
             )
         )
 
@@ -69,6 +82,21 @@ class PostgresTests(PostgresMixin, TestCase):
         self.assertEqual(await self.write(ids), 2)
         self.assertEqual(self.stored(), {"master": 2})
         self.assertEqual(await ids.get_max_allocated_token(), 2)
+
+    async def test_open_transaction_at_the_start(self) -> None:
+        """
+        A writer waits for a transaction that its predecessor left, and its position
+        includes the row; another process does not wait.
+        """
+        left = connect(self.dsn)
+        self.addCleanup(left.close)
+        left.cursor().execute("INSERT INTO foobar VALUES (2, 'first')")
+        self.set_sequence(2)
+        reader = await self.load("reader", "first", "second")
+        self.assertEqual(reader.get_current_token(), 1)
+        self.clock = _CommittingClock(left)
+        ids = await self.load("first", "first", "second")
+        self.assertEqual(ids.get_minimal_local_current_token(), 2)
 
     async def test_closed_while_its_row_is_written(self) -> None:
         """

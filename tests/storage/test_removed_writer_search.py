@@ -17,8 +17,8 @@ from synapse_replication.errors import CatchUpError
 from synapse_replication.storage import removed_writer_search
 from synapse_replication.storage.database import connect
 from synapse_replication.storage.id_streams import IdStream, Lookup
+from synapse_replication.storage.open_transactions import POLL_SECONDS
 from synapse_replication.storage.removed_writer_search import (
-    POLL_SECONDS,
     RemovedWriterFinder,
     WriterSurvey,
     survey_writers,

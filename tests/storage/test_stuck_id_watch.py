@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import threading
-
-import psycopg2.extensions
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorFromThreads
 from twisted.internet.task import deferLater
 from twisted.trial.unittest import TestCase
 
-from synapse_replication.storage import stuck_id_watch
-from synapse_replication.storage.database import Database, connect
+from synapse_replication.storage.database import Database
 from synapse_replication.storage.id_generators import (
     MultiWriterIdGenerator,
     load_id_generator,
@@ -19,9 +15,7 @@ from synapse_replication.storage.id_generators import (
 from synapse_replication.storage.stuck_id_watch import (
     ASK_EVERY,
     STUCK_AFTER,
-    Session,
     StuckIdWatch,
-    find_session,
 )
 from synapse_replication.streams.stuck_ids import StuckId
 from tests.storage.doubles import FakeReactor, PostgresMixin
@@ -139,85 +133,3 @@ class WatchTests(PostgresMixin, TestCase):
             self.check_after(STUCK_AFTER)
             stuck = await self.session()
         self.assertIn("could not be read", stuck.session)
-
-
-class FindSessionTests(PostgresMixin, TestCase):
-    """Sessions with open transactions, which count as old immediately."""
-
-    def setUp(self) -> None:
-        self.patch(stuck_id_watch, "STUCK_AFTER", 0.0)
-        self.make_database()
-        self.addCleanup(self.connection.close)
-
-    def open(self, statement: str) -> psycopg2.extensions.connection:
-        """Run a statement in a transaction that stays open."""
-        connection = connect(self.dsn + " application_name=app")
-        self.addCleanup(connection.close)
-        connection.cursor().execute(statement)
-        return connection
-
-    def find(self) -> Session | None:
-        with self.connection.cursor() as cursor:
-            return find_session(cursor, ["foobar", "missing"])
-
-    def test_none(self) -> None:
-        """There is none if no transaction is open."""
-        self.assertIsNone(self.find())
-
-    def test_writes_the_stream(self) -> None:
-        """A session that has written to the stream precedes older ones."""
-        other = self.open("SELECT 1")
-        found = self.find()
-        assert found is not None
-        self.assertEqual((found.pid, found.writes_stream), (pid(other), False))
-        writing = self.open(
-            "INSERT INTO foobar (stream_id, instance_name) VALUES (2, 'secret')"
-        )
-        found = self.find()
-        assert found is not None
-        self.assertEqual((found.pid, found.writes_stream), (pid(writing), True))
-        self.assertEqual(found.query, "INSERT INTO foobar")
-        self.assertIn("application app", found.describe())
-        self.assertIn("idle in transaction", found.describe())
-        self.assertIn(f"pg_terminate_backend({pid(writing)})", found.hint())
-        self.sql("SELECT pg_terminate_backend(%s)", pid(writing))
-
-    def test_blocked(self) -> None:
-        """If the session waits for a lock, the session to end is the lock's holder."""
-        waiting = self.open("SELECT 1")
-        holder = self.open("LOCK TABLE foobar IN SHARE MODE")
-        insert = waiting.cursor().execute
-        inserting = threading.Thread(
-            target=insert, args=("INSERT INTO foobar VALUES (2, 'w1')",)
-        )
-        inserting.start()
-        blocked = [([pid(holder)],)]
-        while self.sql("SELECT pg_blocking_pids(%s)", pid(waiting)) != blocked:
-            pass
-        session = self.find()
-        assert session is not None
-        self.assertEqual(session.pid, pid(waiting))
-        self.assertIn(f"waits for session {pid(holder)}", session.describe())
-        self.assertIn(f"pg_terminate_backend({pid(holder)})", session.hint())
-        holder.rollback()
-        inserting.join()
-
-    def test_without_privileges(self) -> None:
-        """A session of another role is found by its locks, without its query."""
-        writing = self.open("INSERT INTO foobar VALUES (2, 'w1')")
-        self.sql("CREATE ROLE stuck_id_reader LOGIN")
-        self.addCleanup(self.sql, "DROP ROLE stuck_id_reader")
-        with self.connection.cursor() as cursor:
-            cursor.execute("SET ROLE stuck_id_reader")
-            found = find_session(cursor, ["foobar"])
-            cursor.execute("RESET ROLE")
-        assert found is not None
-        self.assertEqual(
-            (found.pid, found.query, found.open_for), (pid(writing), "", None)
-        )
-        self.assertIn("pg_read_all_stats", found.describe())
-
-
-def pid(connection: psycopg2.extensions.connection) -> int:
-    """Return the process id of a session."""
-    return connection.get_backend_pid()

@@ -1,0 +1,193 @@
+"""Open transactions of other sessions: which ones write to a stream, and their end.
+
+Theory of operation: the database may complete a transaction after its process was
+killed: a commit that is in progress, or a statement that waits for a lock. Its ids are
+below the position at which a new process with the same name would start. If this
+process announced that position too early, it would declare ids without a row that
+receive one later, and no reader would fetch these rows. So a writer waits, before it
+loads its positions, for the end of all transactions that write to the stream's tables
+at this moment (:class:`PredecessorWait`). It does not wait for later ones: they do not
+belong to a process that has ended.
+
+A transaction that has written to a table holds a lock on it until the transaction ends,
+and its rows are visible before the lock is released. ``pg_locks`` shows these locks to
+every role. It does not show to which writer a row belongs, so the wait includes
+transactions of other writers, which normally end within milliseconds, and excludes
+readers and autovacuum, which hold other locks.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from msgspec import Struct
+from twisted.logger import Logger
+
+from synapse_replication.storage import queries
+from synapse_replication.storage.id_streams import IdStream
+
+_log = Logger()
+
+#: The interval at which open transactions are polled, in s.
+POLL_SECONDS = 0.1
+
+#: How long the start of a writer waits for the transactions of its predecessor, in s,
+#: for each stream. The server ends the transaction of a killed process immediately,
+#: unless a statement or a commit is in progress. One that is open for longer is
+#: probably of another process, such as a purge of old rows, or of a machine that
+#: vanished, and then cannot commit.
+MAX_WAIT = 10.0
+
+#: Where the first words of a query end: before its first value, whose text may be
+#: private, and before a list of columns.
+_END_OF_FIRST_WORDS = re.compile(r"['\"($0-9\x00-\x1f]|E'")
+_MAX_FIRST_WORDS = 60
+
+
+class Session(Struct, frozen=True):
+    """A database session with an open transaction.
+
+    :ivar open_for: the age of the transaction in s; ``None`` if this role may not see
+        it.
+    :ivar query: the first words of its last query; empty if this role may not see them.
+    :ivar writes_stream: whether the transaction has written to a table of the stream.
+    :ivar blocked_by: the process ids of the sessions whose locks it waits for.
+    """
+
+    pid: int
+    user: str
+    application: str
+    address: str
+    state: str
+    open_for: float | None
+    query: str
+    writes_stream: bool
+    blocked_by: Sequence[int]
+
+    def describe(self) -> str:
+        """Return a description in one line."""
+        parts = [f"session {self.pid} of {self.user or 'unknown user'}"]
+        if self.application:
+            parts.append(f"application {self.application}")
+        parts.append(f"from {self.address or 'a Unix socket'}")
+        if self.open_for is None:
+            parts.append("details need the role pg_read_all_stats")
+        else:
+            parts.append(f"{self.state}, transaction open for {self.open_for:.0f} s")
+        if self.query:
+            parts.append(f"query {self.query} ...")
+        if not self.writes_stream:
+            parts.append("the oldest transaction; it has not written to the stream")
+        if self.blocked_by:
+            parts.append(f"waits for session {', '.join(map(str, self.blocked_by))}")
+        return ", ".join(parts)
+
+    def hint(self) -> str:
+        """Return how to end the session, or the session that blocks it."""
+        pid = self.blocked_by[0] if self.blocked_by else self.pid
+        return (
+            f"End the session with SELECT pg_terminate_backend({pid}); its transaction "
+            "is rolled back."
+        )
+
+
+def find_session(txn: Any, stream: IdStream, open_for: float) -> Session | None:
+    """Return the session that most likely holds an unfinished id of a stream.
+
+    It is the one with the oldest transaction that has written to a table of the stream;
+    if there is none, the one with the oldest transaction.
+
+    :param txn: a cursor.
+    :param open_for: the minimum age of its transaction, in s.
+    :return: ``None`` if no transaction has been open for that long.
+    """
+    txn.execute(
+        queries.OPEN_TRANSACTIONS, {"tables": _tables(stream), "open_for": open_for}
+    )
+    row = txn.fetchone()
+    if row is None:
+        return None
+    pid, user, application, address, state, age, query, writes, blockers = row
+    return Session(
+        pid,
+        user,
+        application,
+        address,
+        state,
+        age,
+        _first_words(query),
+        writes,
+        tuple(blockers),
+    )
+
+
+def _first_words(query: str | None) -> str:
+    """Return the beginning of a query, without values, which may be private."""
+    text = " ".join((query or "").split())
+    if text.startswith("<"):  # <insufficient privilege>
+        return ""
+    return _END_OF_FIRST_WORDS.split(text, maxsplit=1)[0][:_MAX_FIRST_WORDS].strip()
+
+
+def read_open_transactions(txn: Any, stream: IdStream) -> frozenset[str]:
+    """Return the open transactions that write, or have written, to the tables."""
+    txn.execute(queries.INSERTING_TRANSACTIONS, {"tables": _tables(stream)})
+    return frozenset(transaction for (transaction,) in txn.fetchall())
+
+
+def _tables(stream: IdStream) -> list[str]:
+    return [queries.identifier(column.table) for column in stream.tables]
+
+
+class PredecessorWait:
+    """Waits for the transactions that a process with this one's name may have left.
+
+    Call :meth:`is_over` every :data:`POLL_SECONDS` until it returns true, in a
+    transaction of its own. Then load the positions, in a later transaction.
+
+    :param instance_name: the name of this writer.
+    :param seconds: returns the time in s.
+    """
+
+    def __init__(
+        self, stream: IdStream, instance_name: str, seconds: Callable[[], float]
+    ) -> None:
+        self._stream = stream
+        self._instance_name = instance_name
+        self._seconds = seconds
+        self._deadline = seconds() + MAX_WAIT
+        self._open: frozenset[str] | None = None
+
+    def is_over(self, txn: Any) -> bool:
+        """Return whether all transactions that the first call found have ended.
+
+        After :data:`MAX_WAIT`, log a warning and return true.
+
+        :param txn: a cursor.
+        """
+        found = read_open_transactions(txn, self._stream)
+        self._open = found if self._open is None else self._open & found
+        if not self._open:
+            return True
+        if self._seconds() < self._deadline:
+            return False
+        self._warn(find_session(txn, self._stream, open_for=0))
+        return True
+
+    def _warn(self, session: Session | None) -> None:
+        if session is None or not session.writes_stream:
+            description = "no session has it: see pg_prepared_xacts"
+        else:
+            description = f"{session.describe()}. {session.hint()}"
+        _log.warn(
+            "A transaction that writes to stream {stream} was open when {instance} "
+            "started, and has not ended within {seconds:.0f} s; the start continues. "
+            "If an earlier process of {instance} left it, and it is committed, readers "
+            "do not receive its rows. {description}",
+            stream=self._stream.stream_name,
+            instance=self._instance_name,
+            seconds=MAX_WAIT,
+            description=description,
+        )

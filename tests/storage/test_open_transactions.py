@@ -1,0 +1,190 @@
+"""Tests for synapse_replication.storage.open_transactions, on a real PostgreSQL."""
+
+from __future__ import annotations
+
+import threading
+
+import psycopg2.extensions
+from msgspec.structs import replace
+from twisted.logger import capturedLogs, formatEvent
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.storage import open_transactions
+from synapse_replication.storage.database import connect
+from synapse_replication.storage.open_transactions import (
+    MAX_WAIT,
+    PredecessorWait,
+    Session,
+    find_session,
+)
+from tests.storage.doubles import FOOBAR, PostgresMixin
+
+
+def pid(connection: psycopg2.extensions.connection) -> int:
+    """Return the process id of a session."""
+    return connection.get_backend_pid()
+
+
+class _OpenTransactionsTestCase(PostgresMixin, SynchronousTestCase):
+    def setUp(self) -> None:
+        self.make_database()
+        self.addCleanup(self.connection.close)
+
+    def open(self, statement: str) -> psycopg2.extensions.connection:
+        """Run a statement in a transaction that stays open."""
+        connection = connect(self.dsn + " application_name=app")
+        self.addCleanup(connection.close)
+        connection.cursor().execute(statement)
+        return connection
+
+    def insert(self, id_: int) -> psycopg2.extensions.connection:
+        """Insert a row in a transaction that stays open."""
+        return self.open(f"INSERT INTO foobar VALUES ({id_}, 'first')")
+
+    def wait_for_lock(
+        self,
+    ) -> tuple[psycopg2.extensions.connection, psycopg2.extensions.connection]:
+        """Let one session wait for the lock of another, until the end of the test.
+
+        :return: the session that waits, and the other one.
+        """
+        waiting = self.open("SELECT 1")
+        holder = self.open("LOCK TABLE foobar IN SHARE MODE")
+        insert = waiting.cursor().execute
+        inserting = threading.Thread(
+            target=insert, args=("INSERT INTO foobar VALUES (2, 'w1')",)
+        )
+        inserting.start()
+        self.addCleanup(inserting.join)
+        self.addCleanup(holder.rollback)
+        blocked = [([pid(holder)],)]
+        while self.sql("SELECT pg_blocking_pids(%s)", pid(waiting)) != blocked:
+            pass
+        return waiting, holder
+
+
+class PredecessorWaitTests(_OpenTransactionsTestCase):
+    """Tests for the wait at the start of a writer."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.now = 0.0
+
+    def wait(self) -> PredecessorWait:
+        return PredecessorWait(FOOBAR, "first", lambda: self.now)
+
+    def is_over(self, wait: PredecessorWait) -> bool:
+        with self.connection.cursor() as cursor:
+            return wait.is_over(cursor)
+
+    def test_none(self) -> None:
+        """Without a transaction that writes to the stream, there is no wait."""
+        self.sql("CREATE TABLE other (id bigint)")
+        self.open("SELECT count(*) FROM foobar")
+        self.open("INSERT INTO other VALUES (1)")
+        self.assertTrue(self.is_over(self.wait()))
+
+    def test_until_all_end(self) -> None:
+        """It ends with the last of the transactions, committed or not."""
+        first, second = self.insert(2), self.insert(3)
+        wait = self.wait()
+        self.assertFalse(self.is_over(wait))
+        first.rollback()
+        self.assertFalse(self.is_over(wait))
+        second.commit()
+        self.assertTrue(self.is_over(wait))
+
+    def test_later_transactions(self) -> None:
+        """It does not include transactions that began later."""
+        earlier = self.insert(2)
+        wait = self.wait()
+        self.assertFalse(self.is_over(wait))
+        self.insert(3)
+        earlier.commit()
+        self.assertTrue(self.is_over(wait))
+
+    def test_statement_that_waits(self) -> None:
+        """It includes a statement that the server will execute once it has the lock."""
+        self.wait_for_lock()
+        self.assertFalse(self.is_over(self.wait()))
+
+    def test_bound(self) -> None:
+        """After 10 s, the session is named, and the start goes on."""
+        writing = self.insert(2)
+        wait = self.wait()
+        self.now = MAX_WAIT - 1
+        self.assertFalse(self.is_over(wait))
+        self.now = MAX_WAIT
+        with capturedLogs() as logged:
+            self.assertTrue(self.is_over(wait))
+        (event,) = logged
+        text = formatEvent(event)
+        self.assertIn("writes to stream foobar", text)
+        self.assertIn(f"session {pid(writing)}", text)
+        self.assertIn(f"pg_terminate_backend({pid(writing)})", text)
+
+    def test_prepared_transaction(self) -> None:
+        """A prepared transaction has no session."""
+        self.patch(open_transactions, "find_session", lambda *_, **__: None)
+        self.insert(2)
+        wait = self.wait()
+        self.now = MAX_WAIT
+        with capturedLogs() as logged:
+            self.assertTrue(self.is_over(wait))
+        self.assertIn("pg_prepared_xacts", formatEvent(logged[0]))
+
+
+class FindSessionTests(_OpenTransactionsTestCase):
+    """Sessions with open transactions, which count as old immediately."""
+
+    def find(self) -> Session | None:
+        missing = replace(FOOBAR.tables[0], table="missing")
+        stream = replace(FOOBAR, tables=[*FOOBAR.tables, missing])
+        with self.connection.cursor() as cursor:
+            return find_session(cursor, stream, open_for=0)
+
+    def test_none(self) -> None:
+        """There is none if no transaction is open."""
+        self.assertIsNone(self.find())
+
+    def test_writes_the_stream(self) -> None:
+        """A session that has written to the stream precedes older ones."""
+        other = self.open("SELECT 1")
+        found = self.find()
+        assert found is not None
+        self.assertEqual((found.pid, found.writes_stream), (pid(other), False))
+        writing = self.open(
+            "INSERT INTO foobar (stream_id, instance_name) VALUES (2, 'secret')"
+        )
+        found = self.find()
+        assert found is not None
+        self.assertEqual((found.pid, found.writes_stream), (pid(writing), True))
+        self.assertEqual(found.query, "INSERT INTO foobar")
+        self.assertIn("application app", found.describe())
+        self.assertIn("idle in transaction", found.describe())
+        self.assertIn(f"pg_terminate_backend({pid(writing)})", found.hint())
+        self.sql("SELECT pg_terminate_backend(%s)", pid(writing))
+
+    def test_blocked(self) -> None:
+        """If the session waits for a lock, the session to end is the lock's holder."""
+        waiting, holder = self.wait_for_lock()
+        session = self.find()
+        assert session is not None
+        self.assertEqual(session.pid, pid(waiting))
+        self.assertIn(f"waits for session {pid(holder)}", session.describe())
+        self.assertIn(f"pg_terminate_backend({pid(holder)})", session.hint())
+
+    def test_without_privileges(self) -> None:
+        """A session of another role is found by its locks, without its query."""
+        writing = self.open("INSERT INTO foobar VALUES (2, 'w1')")
+        self.sql("CREATE ROLE stuck_id_reader LOGIN")
+        self.addCleanup(self.sql, "DROP ROLE stuck_id_reader")
+        with self.connection.cursor() as cursor:
+            cursor.execute("SET ROLE stuck_id_reader")
+            found = find_session(cursor, FOOBAR, open_for=0)
+            cursor.execute("RESET ROLE")
+        assert found is not None
+        self.assertEqual(
+            (found.pid, found.query, found.open_for), (pid(writing), "", None)
+        )
+        self.assertIn("pg_read_all_stats", found.describe())
