@@ -45,6 +45,7 @@ from synapse_replication.streams.id_column import IdColumn
 LOCK_PATIENCE = 5.0
 _LOCK_INTERVAL = 0.02
 
+# Returns the columns of each existing table, and the columns of its indexes.
 _TABLES = """
     SELECT wanted.name,
         ARRAY(
@@ -53,12 +54,12 @@ _TABLES = """
               AND attnum > 0 AND NOT attisdropped
         ),
         ARRAY(
-            SELECT json_build_array(
-                (SELECT attname FROM pg_attribute
-                 WHERE attrelid = indrelid AND attnum = indkey[0]),
-                (SELECT attname FROM pg_attribute
-                 WHERE attrelid = indrelid AND attnum = indkey[1])
-            )
+            SELECT json_build_object('is_unique', indisunique, 'columns', ARRAY(
+                SELECT attname
+                FROM unnest(indkey) WITH ORDINALITY AS part (number, place)
+                LEFT JOIN pg_attribute ON attrelid = indrelid AND attnum = number
+                WHERE place <= indnkeyatts ORDER BY place
+            ))
             FROM pg_index
             WHERE indrelid = to_regclass(wanted.name) AND indisvalid
               AND indpred IS NULL
@@ -67,49 +68,39 @@ _TABLES = """
     WHERE to_regclass(wanted.name) IS NOT NULL
 """
 
-# Returns the tables in which a key identifies at most one row.
-_JOINABLE = """
-    SELECT wanted.name FROM unnest(%s::text[], %s::text[]) AS wanted (name, key)
-    WHERE EXISTS (
-        SELECT FROM pg_index JOIN pg_attribute
-            ON attrelid = indrelid AND attnum = indkey[0]
-        WHERE indrelid = to_regclass(wanted.name) AND attname = wanted.key
-          AND indnkeyatts = 1 AND indisunique AND indisvalid AND indpred IS NULL
-    )
-"""
-
 
 def find_present(txn: cursor, streams: Iterable[CatalogStream]) -> dict[str, Present]:
     """Look up each stream's tables, columns and indexes in the system catalogue."""
     streams = list(streams)
-    tables = {q.range.table: q.range for s in streams for q in s.queries}
+    ranges = [query.range for stream in streams for query in stream.queries]
+    details = [detail for range_ in ranges for detail in range_.details]
+    tables = {r.table for r in ranges} | {detail.table for detail in details}
     names = {queries.identifier(table): table for table in tables}
     txn.execute(_TABLES, (list(names),))
+    found = {names[n]: (columns, indexes) for n, columns, indexes in txn.fetchall()}
     written, by_id, by_writer = set(), set(), set()
-    found = set()
-    for name, columns, indexes in txn.fetchall():
-        table = names[name]
-        range_ = tables[table]
-        found.add(table)
+    for range_ in ranges:
+        columns, indexes = found.get(range_.table, ((), ()))
         if range_.written_ms in columns:
-            written.add(table)
-        if any(first == range_.id_column for first, _ in indexes):
-            by_id.add(table)
-        elif [range_.writer_column, range_.id_column] in indexes:
-            by_writer.add(table)
-    details = {
-        detail.table: detail.key
-        for stream in streams
-        for query in stream.queries
-        for detail in query.range.details
-    }
-    txn.execute(_JOINABLE, (list(details), list(details.values())))
-    joinable = frozenset(name for (name,) in txn.fetchall())
+            written.add(range_.table)
+        if any(index["columns"][:1] == [range_.id_column] for index in indexes):
+            by_id.add(range_.table)
+        elif any(
+            index["columns"][:2] == [range_.writer_column, range_.id_column]
+            for index in indexes
+        ):
+            by_writer.add(range_.table)
+    joinable = frozenset(
+        detail.table
+        for detail in details
+        for index in found.get(detail.table, ((), ()))[1]
+        if index == {"is_unique": True, "columns": [detail.key]}
+    )
     presence = {}
     for stream in streams:
         of_stream = frozenset(query.range.table for query in stream.queries)
         presence[stream.name] = Present(
-            of_stream & found,
+            of_stream & found.keys(),
             of_stream & written,
             of_stream & by_id,
             of_stream & by_writer,
