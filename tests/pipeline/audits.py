@@ -15,10 +15,14 @@ from click.testing import Result
 
 from synapse_replication.pipeline.audit.checks import TOKENS, VIEWS, Check
 from synapse_replication.pipeline.audit.findings import AuditFinding
-from synapse_replication.pipeline.audit.ids import notable_ids, packed
+from synapse_replication.pipeline.audit.ids import (
+    NOTABLE_SCHEMA,
+    Source,
+    notable_ids,
+    pack,
+    packed,
+)
 from synapse_replication.pipeline.audit.job import LINE_COLUMNS, STREAMS_SCHEMA
-from synapse_replication.pipeline.audit.notable import NOTABLE_SCHEMA
-from synapse_replication.pipeline.audit.sightings import Source, pack
 from synapse_replication.pipeline.lines import lines_schema
 from synapse_replication.pipeline.scan import Scan
 from synapse_replication.pipeline.workspace import load
@@ -102,11 +106,14 @@ class Deployment:
             for *_, command, stream, writer, token, _, _ in self.lines
             if command == "RDATA" and token is not None
         )
+        everywhere = dict.fromkeys(self.persisted, (0, 2**62))
         return notable_ids(
             stored,
             pack(sightings.to_batches(), source=Source.WIRE),
             shared_session,
             self.persisted,
+            received=everywhere,
+            archived=everywhere,
         )
 
     def _packed(self, keys: Sequence[Key], source: Source) -> Scan:

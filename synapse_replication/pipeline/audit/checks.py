@@ -6,7 +6,7 @@ They read these tables and views:
   are delivered), ``in_memory`` (tokens start again when the writer restarts),
   ``last_allocated`` (by the sequence), ``sole_writer`` (of a stream with a single
   writer, if a table does not record it) and ``tables``;
-* ``ids``: see :data:`.notable.NOTABLE_SCHEMA`;
+* ``ids``: see :data:`.ids.NOTABLE_SCHEMA`;
 * ``wire``: recorded lines; ``tokens`` and ``claims``: those with tokens;
 * ``lost``: ids that :data:`LOST` selects; ``texts``: some rows with these ids;
 * ``archived``: archived rows of ids that are ``repeated``; ``purged``: the ranges that

@@ -39,14 +39,19 @@ from synapse_replication.pipeline.audit.findings import (
     to_json,
     worst_first,
 )
-from synapse_replication.pipeline.audit.ids import notable_ids, packed
-from synapse_replication.pipeline.audit.notable import NOTABLE_SCHEMA, Bounds
+from synapse_replication.pipeline.audit.ids import (
+    NOTABLE_SCHEMA,
+    Bounds,
+    Source,
+    notable_ids,
+    pack,
+    packed,
+)
 from synapse_replication.pipeline.audit.report import (
     print_findings,
     print_json,
     write_findings,
 )
-from synapse_replication.pipeline.audit.sightings import Source, pack
 from synapse_replication.pipeline.lines import load_lines
 from synapse_replication.pipeline.progress import JobProgress
 from synapse_replication.pipeline.scan import Scan
