@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import io
 from collections.abc import Callable, Iterable, Mapping
 from itertools import chain
 from pathlib import Path
@@ -12,8 +13,10 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from synapse_replication.pipeline.archive.files import DayWriter
+from synapse_replication.pipeline.archive.purges import OldDay, purge_archive
 from synapse_replication.pipeline.archive.store import ArchiveStore, open_store
 from synapse_replication.pipeline.archive.table import ArchiveTable, Point
+from synapse_replication.pipeline.progress import JobProgress
 from synapse_replication.pipeline.source.offsets import StreamOffset
 from synapse_replication.pipeline.source.options import SourceOptions
 from synapse_replication.pipeline.source.planning import Planner
@@ -164,3 +167,8 @@ def keys_of(folder: Path | str | ArchiveStore) -> list[Key]:
             for row in found.to_pylist()
         ]
     return sorted(keys)
+
+
+def purge(folder: str, before: datetime.date) -> list[OldDay]:
+    """Purge an archive, without a display."""
+    return purge_archive(folder, before, JobProgress(io.StringIO(), 1))

@@ -22,7 +22,7 @@ from synapse_replication.cli.pipeline.export import export_command
 from synapse_replication.cli.pipeline.options import needs_spark
 from synapse_replication.cli.pipeline.purge import purge_command
 from synapse_replication.cli.pipeline.report import report_command
-from synapse_replication.pipeline.spark.failures import short_failures
+from synapse_replication.pipeline.failures import short_failures
 
 
 class _JobGroup(click.Group):

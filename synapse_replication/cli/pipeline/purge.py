@@ -49,7 +49,7 @@ def purge_command(
 
     with JobProgress(sys.stderr, 1, unit="files") as progress:
         progress.begin("open the archive")
-        days = purge_archive(archive, before.date(), dry_run=dry_run, progress=progress)
+        days = purge_archive(archive, before.date(), progress, dry_run=dry_run)
     if as_json:
         click.echo(json.dumps({"purged": not dry_run, "days": _describe(days)}))
         return

@@ -18,13 +18,13 @@ import json
 import os
 import re
 import socket
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 import pyarrow as pa
 from pyarrow import parquet
-from pyarrow.fs import FileSelector, FileSystem
+from pyarrow.fs import FileInfo, FileSelector, FileSystem
 
 from synapse_replication.errors import PipelineError, excerpt
 from synapse_replication.pipeline.source.offsets import StreamOffset
@@ -43,8 +43,7 @@ _PURGED: Final = "synapse_replication.purged"
 MISSING: Final = "is missing"
 
 #: The names of commits and of checkpoints in a log, with their version.
-_COMMIT: Final = re.compile(r"(\d{20})\.json")
-_CHECKPOINT: Final = re.compile(r"(\d{20})\.checkpoint(\.[\w-]+)*\.parquet")
+_LOG_FILE: Final = re.compile(r"(\d{20})(\.checkpoint(\.[\w-]+)*\.parquet|\.json)")
 
 #: The number of newest commits that each search for the offset covers; ``None`` for
 #: all commits.
@@ -232,49 +231,36 @@ def damaged_log_files(filesystem: FileSystem, path: str) -> list[tuple[str, str]
     :param path: the path of the table.
     """
     selector = FileSelector(f"{path}/_delta_log", allow_not_found=True)
-    commits: dict[int, str] = {}
-    checkpoints: dict[int, str] = {}
-    for info in filesystem.get_file_info(selector):
-        for pattern, found in ((_COMMIT, commits), (_CHECKPOINT, checkpoints)):
-            if match := pattern.fullmatch(info.base_name):
-                found[int(match[1])] = info.path
-    damaged = [
-        *_unreadable(filesystem, checkpoints, _read_checkpoint),
-        *_unreadable(filesystem, commits, _read_commit),
-    ]
-    bad = {name for name, _ in damaged}
-    intact = [n for n, path in checkpoints.items() if _name(path) not in bad]
-    versions = range(max(intact, default=-1) + 1, max(commits, default=-1))
-    missing = [f"{n:020}.json" for n in versions if n not in commits]
-    return [*damaged, *((name, MISSING) for name in missing)]
-
-
-def _unreadable(
-    filesystem: FileSystem,
-    paths: dict[int, str],
-    read: Callable[[Any], object],
-) -> list[tuple[str, str]]:
-    found = []
-    for _, path in sorted(paths.items()):
+    damaged: list[tuple[str, str]] = []
+    commits: set[int] = set()
+    first = 0
+    for info in sorted(filesystem.get_file_info(selector), key=_checkpoints_first):
+        found = _LOG_FILE.fullmatch(info.base_name)
+        if found is None:
+            continue
+        version, is_commit = int(found[1]), info.extension == "json"
+        if is_commit:
+            commits.add(version)
         try:
-            with filesystem.open_input_file(path) as file:
-                read(file)
+            with filesystem.open_input_file(info.path) as file:
+                _check_commit(file.read()) if is_commit else parquet.read_table(file)
         except (pa.ArrowException, OSError, ValueError) as error:
-            found.append((_name(path), f"is damaged ({excerpt(str(error))})"))
-    return found
+            damaged.append((info.base_name, f"is damaged ({excerpt(str(error))})"))
+        else:
+            first = first if is_commit else version + 1
+    for version in range(first, max(commits, default=-1)):
+        if version not in commits:
+            damaged.append((f"{version:020}.json", MISSING))
+    return damaged
 
 
-def _read_checkpoint(file: Any) -> None:
-    parquet.read_table(file)
+def _checkpoints_first(info: FileInfo) -> tuple[bool, str]:
+    return info.extension == "json", info.path
 
 
-def _read_commit(file: Any) -> None:
-    lines: Sequence[bytes] = file.read().splitlines()
+def _check_commit(content: bytes) -> None:
+    lines = content.splitlines()
     if not lines:
         raise ValueError("the file is empty")
     for line in lines:
         json.loads(line)
-
-
-def _name(path: str) -> str:
-    return path.rsplit("/", 1)[-1]

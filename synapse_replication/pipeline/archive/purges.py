@@ -13,12 +13,13 @@ purged rows are not archived again.
 from __future__ import annotations
 
 import datetime
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 import attrs
 import pyarrow as pa
-from deltalake import DeltaTable
+from deltalake import CommitProperties, DeltaTable
 from deltalake.exceptions import CommitFailedError, DeltaError
 
 from synapse_replication.errors import PipelineError
@@ -27,7 +28,6 @@ from synapse_replication.pipeline.archive.damage import (
     dataset_of,
     files_of,
 )
-from synapse_replication.pipeline.archive.failures import reason_of
 from synapse_replication.pipeline.archive.log import (
     PurgedRange,
     commit_properties,
@@ -36,6 +36,7 @@ from synapse_replication.pipeline.archive.log import (
     read_state,
 )
 from synapse_replication.pipeline.archive.store import ArchiveStore, open_archive
+from synapse_replication.pipeline.failures import reason_of
 from synapse_replication.pipeline.schemas import DAY
 
 if TYPE_CHECKING:
@@ -69,16 +70,16 @@ class OldDay:
 def purge_archive(
     archive: str,
     before: datetime.date,
+    progress: JobProgress,
     *,
     dry_run: bool = False,
-    progress: JobProgress | None = None,
 ) -> list[OldDay]:
     """Remove the rows of all days before a date, and return these days.
 
     An archive job may be running at the same time.
 
-    :param dry_run: whether to only return the days, without removing rows.
     :param progress: shows a step for each table and, if rows are removed, counts files.
+    :param dry_run: whether to only return the days, without removing rows.
     :return: the days, by table and day; those of the recorded commands are the last.
     :raises PipelineError: if the archive does not exist, cannot be read or written, or
         the old days of a table change during each attempt to purge it.
@@ -87,50 +88,94 @@ def purge_archive(
     tables: list[tuple[str | None, str, DeltaTable]] = [*store.tables()]
     if (wire := store.table(store.wire_uri)) is not None:
         tables.append((None, store.wire_uri, wire))
-    if progress is not None:
-        progress.expect(len(tables))
+    progress.expect(len(tables))
     days: list[OldDay] = []
     for stream, uri, table in tables:
-        if progress is not None:
-            progress.begin(stream or "recordings of the wire")
-        old = _OldFiles(store, stream, uri, table, before)
+        progress.begin(stream or "recordings of the wire")
+        purge = _Purge(store, stream, uri, table, before, progress)
         try:
-            days += old.days() if dry_run else _purge(old, progress)
+            days += purge.days() if dry_run else purge.run()
         except (pa.ArrowException, DeltaError, OSError) as error:
-            raise old.failed(error) from error
+            raise purge.failed(error) from error
     return days
 
 
 @attrs.frozen
-class _OldFiles:
-    """The files of a table whose days are before a date."""
+class _Purge:
+    """The purge of a table."""
 
     store: ArchiveStore
     stream: str | None
     uri: str
     table: DeltaTable
     before: datetime.date
+    progress: JobProgress
 
-    def find(self) -> list[ArchivedFile]:
-        """Return the files of the loaded version."""
+    def files(self) -> list[ArchivedFile]:
+        """Return the files of old days in the loaded version."""
         limit = self.before.isoformat()
         found = files_of(self.table, self.uri, self.stream or "the wire")
         return [file for file in found if file.day < limit]
 
     def days(self) -> list[OldDay]:
-        """Return the days of the files."""
-        by_day: dict[str, list[ArchivedFile]] = {}
-        for file in self.find():
-            by_day.setdefault(file.day, []).append(file)
+        """Return the old days."""
+        rows, sizes = Counter[str](), Counter[str]()
+        for file in self.files():
+            rows[file.day] += file.rows
+            sizes[file.day] += file.size
         return [
-            OldDay(
-                self.stream,
-                datetime.date.fromisoformat(day),
-                sum(file.rows for file in files),
-                sum(file.size for file in files),
-            )
-            for day, files in sorted(by_day.items())
+            OldDay(self.stream, datetime.date.fromisoformat(day), rows[day], sizes[day])
+            for day in sorted(rows)
         ]
+
+    def run(self) -> list[OldDay]:
+        """Remove the old days, and return them."""
+        condition = f"{DAY} < DATE '{self.before.isoformat()}'"
+        for _ in range(_ATTEMPTS):
+            days = self.days()
+            try:
+                if not days:
+                    return days
+                properties = self._properties()
+                if self.stream is None or self.record(self.stream):
+                    self.table.delete(condition, commit_properties=properties)
+                    return days
+            except CommitFailedError:
+                # A driver has committed at the same time: try again with the new
+                # version.
+                self.table.update_incremental()
+        raise self.failed("its old days changed during each attempt")
+
+    def record(self, stream: str) -> bool:
+        """Record the tokens to be purged.
+
+        :return: false if the files of the old days changed at the same time.
+        """
+        files = self.files()
+        ranges = [*read_purged_ranges(self.table, stream), *self._ranges(stream, files)]
+        self.table.alter.set_table_properties(
+            purged_properties(ranges),
+            raise_if_not_exists=False,
+            commit_properties=self._properties(),
+        )
+        self.table.update_incremental()
+        # If a driver adds rows to these days from now on, the deletion is rejected.
+        return files == self.files()
+
+    def _ranges(self, stream: str, files: Sequence[ArchivedFile]) -> list[PurgedRange]:
+        """Return the ranges of each writer's tokens in files."""
+        found = []
+        for number, file in enumerate(files):
+            self.progress.count(number, len(files))
+            rows = dataset_of(self.store, file, _WRITTEN).to_table()
+            found += [
+                PurgedRange(stream, row["instance_name"], row[_LOW], row[_HIGH])
+                for row in rows.group_by("instance_name").aggregate(_ENDS).to_pylist()
+            ]
+        return found
+
+    def _properties(self) -> CommitProperties:
+        return commit_properties(read_state(self.table), new=False)
 
     def failed(self, error: Exception | str) -> PipelineError:
         """Return the error of a purge that is not possible."""
@@ -138,60 +183,3 @@ class _OldFiles:
             f"cannot purge {self.uri}: {reason_of(error)}; resolve the problem, and "
             "purge again"
         )
-
-
-def _purge(old: _OldFiles, progress: JobProgress | None) -> list[OldDay]:
-    table = old.table
-    for attempt in range(_ATTEMPTS):
-        days = old.days()
-        if not days:
-            return []
-        properties = commit_properties(read_state(table), new=False)
-        try:
-            if old.stream is not None and not _record(old, old.stream, progress):
-                continue
-            table.delete(
-                f"{DAY} < DATE '{old.before.isoformat()}'", commit_properties=properties
-            )
-        except CommitFailedError:
-            # A driver has committed at the same time: try again with the new version.
-            if attempt == _ATTEMPTS - 1:
-                raise
-            table.update_incremental()
-        else:
-            return days
-    raise old.failed("its old days changed during each attempt")
-
-
-def _record(old: _OldFiles, stream: str, progress: JobProgress | None) -> bool:
-    """Record the tokens to be purged.
-
-    :return: false if the files of the old days changed at the same time.
-    """
-    table, files = old.table, old.find()
-    known = read_purged_ranges(table, stream)
-    ranges = [*known, *_ranges(old.store, files, progress)]
-    table.alter.set_table_properties(
-        purged_properties(ranges),
-        raise_if_not_exists=False,
-        commit_properties=commit_properties(read_state(table), new=False),
-    )
-    table.update_incremental()
-    # If a driver adds rows to these days from now on, the deletion is rejected.
-    return files == old.find()
-
-
-def _ranges(
-    store: ArchiveStore, files: Sequence[ArchivedFile], progress: JobProgress | None
-) -> list[PurgedRange]:
-    """Return the ranges of each writer's tokens in files of a stream."""
-    found = []
-    for number, file in enumerate(files):
-        if progress is not None:
-            progress.count(number, len(files))
-        writers = dataset_of(store, file, _WRITTEN).to_table().group_by("instance_name")
-        found += [
-            PurgedRange(file.table, row["instance_name"], row[_LOW], row[_HIGH])
-            for row in writers.aggregate(_ENDS).to_pylist()
-        ]
-    return found

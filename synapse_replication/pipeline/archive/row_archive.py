@@ -18,10 +18,10 @@ import attrs
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.archive import table as tables
 from synapse_replication.pipeline.archive.damage import wrong_sizes
-from synapse_replication.pipeline.archive.failures import reason_of
 from synapse_replication.pipeline.archive.files import DayWriter, WrittenFile
 from synapse_replication.pipeline.archive.store import ArchiveStore
 from synapse_replication.pipeline.archive.table import ArchiveTable, Point
+from synapse_replication.pipeline.failures import reason_of, short_failures
 from synapse_replication.pipeline.scan import run_tasks
 from synapse_replication.pipeline.source.completeness import (
     last_allocated_id,
@@ -38,7 +38,6 @@ from synapse_replication.pipeline.source.partitions import IDS_PER_TASK, pack
 from synapse_replication.pipeline.source.planning import Planner
 from synapse_replication.pipeline.source.ranges import Part
 from synapse_replication.pipeline.source.reading import SkippedId, connected, read_part
-from synapse_replication.pipeline.spark.failures import short_failures
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -66,19 +65,16 @@ class Batch:
 
 @attrs.frozen
 class WrittenRows:
-    """The rows of a task or of a batch.
+    """The rows of a batch.
 
-    :ivar files: the files of each stream.
+    :ivar rows: the number of rows of each stream.
+    :ivar files: the number of files.
     :ivar skipped: the ids whose rows cannot be read because of their content.
     """
 
-    files: dict[str, list[WrittenFile]] = attrs.Factory(dict)
-    skipped: list[SkippedId] = attrs.Factory(list)
-
-    @property
-    def rows(self) -> dict[str, int]:
-        """The number of rows of each stream."""
-        return {name: sum(f.rows for f in files) for name, files in self.files.items()}
+    rows: Mapping[str, int]
+    files: int
+    skipped: Sequence[SkippedId]
 
 
 class RowsArchiver:
@@ -159,15 +155,19 @@ class RowsArchiver:
 
         :raises PipelineError: if the database cannot be reached or a query fails.
         """
-        archived = dict(self.offsets)
-        latest: dict[str, StreamOffset] = {}
+        lag = {}
         with reading(self._options.conninfo, PLAN_TIMEOUT) as txn:
             for selection in self._planner.select(txn):
                 stream = selection.stream
-                positions = stored_positions(txn, stream)
-                last = 0 if positions else last_allocated_id(txn, stream) or 0
-                latest[stream.name] = StreamOffset(last, positions)
-        return lag_of(archived, latest)
+                archived = self.offsets.get(stream.name, StreamOffset())
+                # A stream whose positions are not stored has the single writer "".
+                last = stored_positions(txn, stream) or {
+                    "": last_allocated_id(txn, stream) or 0
+                }
+                for writer, position in last.items():
+                    behind = position - archived.position(writer)
+                    lag[stream.name, writer] = max(0, behind)
+        return lag
 
     def _plan(
         self, report: Callable[[str], object]
@@ -213,23 +213,18 @@ class RowsArchiver:
         tasks = pack(batch.parts, None)
         with short_failures():
             results = run_tasks(write, tasks, batch.ids, self._spark, IDS_PER_TASK)
-        written = _together(results)
         tables.reached(Point.WRITTEN)
-        for stream in sorted(written.files):
-            self._tables[stream].commit(written.files[stream], batch.offsets[stream])
+        files = [file for found, _ in results for file in found]
+        rows = {}
+        for stream, offset in sorted(batch.offsets.items()):
+            table = self._tables[stream]
+            of_stream = [file for file in files if file.uri == table.uri]
+            rows[stream] = sum(file.rows for file in of_stream)
+            table.commit(of_stream, offset)
             tables.reached(Point.COMMITTED)
         self.offsets.update(batch.offsets)
         tables.reached(Point.ALL_COMMITTED)
-        return written
-
-
-def _together(tasks: Iterable[WrittenRows]) -> WrittenRows:
-    found = WrittenRows()
-    for written in tasks:
-        for stream, files in written.files.items():
-            found.files.setdefault(stream, []).extend(files)
-        found.skipped.extend(written.skipped)
-    return found
+        return WrittenRows(rows, len(files), [s for _, found in results for s in found])
 
 
 def batches_of(
@@ -269,10 +264,11 @@ def write_parts(
     conninfo: Mapping[str, Any],
     today: datetime.date,
     parts: Iterable[Part],
-) -> WrittenRows:
+) -> tuple[list[WrittenFile], list[SkippedId]]:
     """Write rows from the database to files, in this process.
 
     :param today: the day to assign to rows whose time of writing is unknown.
+    :return: the files, and the ids whose rows cannot be read because of their content.
     :raises PipelineError: if the database cannot be read, or a file cannot be written.
     """
     writers: dict[str, DayWriter] = {}
@@ -280,35 +276,13 @@ def write_parts(
     try:
         with connected(conninfo) as connection:
             for part in parts:
-                stream = part.stream.name
-                if stream not in writers:
-                    writers[stream] = DayWriter(
-                        store, store.stream_uri(stream), "written_ts", today
-                    )
+                uri = store.stream_uri(part.stream.name)
+                if uri not in writers:
+                    writers[uri] = DayWriter(store, uri, "written_ts", today)
                 for batch in read_part(connection, conninfo, part, skipped=skipped):
-                    writers[stream].write(batch)
-        files = {stream: writer.close() for stream, writer in writers.items()}
-        return WrittenRows(files, skipped)
+                    writers[uri].write(batch)
+        return [f for writer in writers.values() for f in writer.close()], skipped
     except OSError as error:
         raise PipelineError(
             f"the archive {store.uri} cannot be written: {reason_of(error)}"
         ) from error
-
-
-def lag_of(
-    archived: Mapping[str, StreamOffset], database: Mapping[str, StreamOffset]
-) -> dict[tuple[str, str], int]:
-    """Return by how many ids the archive is behind each ``(stream, writer)``.
-
-    A stream whose positions are not stored has the single writer ``""``.
-
-    :param archived: the offset up to which each stream is archived.
-    :param database: the newest offset of each stream in the database.
-    """
-    lag = {}
-    for stream, latest in database.items():
-        done = archived.get(stream, StreamOffset())
-        for writer in latest.writers or {"": 0}:
-            behind = latest.position(writer) - done.position(writer)
-            lag[stream, writer] = max(0, behind)
-    return lag

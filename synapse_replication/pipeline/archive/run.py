@@ -36,10 +36,10 @@ from synapse_replication.pipeline.archive.progress import ArchiveProgress, Numbe
 from synapse_replication.pipeline.archive.row_archive import RowsArchiver, WrittenRows
 from synapse_replication.pipeline.archive.store import open_store
 from synapse_replication.pipeline.archive.table import ArchiveTable, Point
+from synapse_replication.pipeline.failures import short_failures
 from synapse_replication.pipeline.schemas import ARCHIVED_WIRE_SCHEMA
 from synapse_replication.pipeline.settings import PipelineSettings
 from synapse_replication.pipeline.source.options import SourceOptions, reader_options
-from synapse_replication.pipeline.spark.failures import short_failures
 from synapse_replication.pipeline.spark.session import job_session
 
 if TYPE_CHECKING:
@@ -207,8 +207,7 @@ class _Archive:
         if rows:
             numbers.rows_per_second = rows / seconds
             metrics.rows_per_second.set(numbers.rows_per_second)
-            files = sum(map(len, batch.files.values()))
-            self._report(f"{rows:,} rows in {files} files, {seconds:.1f} s")
+            self._report(f"{rows:,} rows in {batch.files} files, {seconds:.1f} s")
         self._maintain()
 
     def _show_lag(self, rows: RowsArchiver) -> None:

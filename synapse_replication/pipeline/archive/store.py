@@ -24,8 +24,8 @@ from pyarrow import fs
 from pyarrow.fs import FileSelector, FileSystem, FileType
 
 from synapse_replication.errors import PipelineError, excerpt
-from synapse_replication.pipeline.archive.failures import reason_of
 from synapse_replication.pipeline.archive.log import damaged_log_files
+from synapse_replication.pipeline.failures import reason_of
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable

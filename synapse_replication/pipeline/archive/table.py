@@ -24,7 +24,6 @@ from deltalake.transaction import RemoveAction
 
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.archive.damage import ArchivedFile, files_of
-from synapse_replication.pipeline.archive.failures import reason_of
 from synapse_replication.pipeline.archive.files import WITH_STATISTICS, WrittenFile
 from synapse_replication.pipeline.archive.log import (
     APPLICATION,
@@ -38,6 +37,7 @@ from synapse_replication.pipeline.archive.log import (
 )
 from synapse_replication.pipeline.archive.store import ArchiveStore
 from synapse_replication.pipeline.descriptions import describe_table
+from synapse_replication.pipeline.failures import reason_of
 from synapse_replication.pipeline.schemas import DAY
 from synapse_replication.pipeline.source.offsets import StreamOffset
 

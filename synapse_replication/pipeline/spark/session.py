@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from synapse_replication.errors import SparkMissingError
-from synapse_replication.pipeline.spark.failures import shorten
+from synapse_replication.pipeline.failures import shorten
 from synapse_replication.pipeline.spark.java import check_java
 from synapse_replication.pipeline.spark.noise import JavaErrors, filtered_stderr
 

@@ -6,9 +6,15 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.archive.frames import read_archive
-from synapse_replication.pipeline.archive.purges import purge_archive
 from synapse_replication.pipeline.archive.store import open_archive, open_store
-from tests.pipeline.archives import TODAY, add_rows_to, keys_of, open_table, receipts
+from tests.pipeline.archives import (
+    TODAY,
+    add_rows_to,
+    keys_of,
+    open_table,
+    purge,
+    receipts,
+)
 from tests.pipeline.shared_session import shared_session
 from tests.support.object_store import use_server
 
@@ -52,7 +58,7 @@ class ObjectStoreTests(SynchronousTestCase):
             [str(row["day"]) for row in rows], ["2026-01-01"] * 4 + [str(TODAY)]
         )
         self.assertEqual(archive.rows("receipts").count(), 5)
-        purge_archive(_ARCHIVE, TODAY)
+        purge(_ARCHIVE, TODAY)
         self.assertEqual([token for _, _, token in keys_of(store)], [5])
         # The compacted file, the three files that it replaced, and the file of the
         # rejected driver.

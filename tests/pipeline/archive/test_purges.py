@@ -15,7 +15,6 @@ from synapse_replication.cli.pipeline.purge import purge_command
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.archive import purges
 from synapse_replication.pipeline.archive.log import PurgedRange, read_purged_ranges
-from synapse_replication.pipeline.archive.purges import purge_archive
 from synapse_replication.pipeline.archive.store import open_store
 from synapse_replication.pipeline.source.offsets import StreamOffset
 from tests.pipeline.archives import (
@@ -24,6 +23,7 @@ from tests.pipeline.archives import (
     keys_of,
     make_archive,
     open_table,
+    purge,
     receipts,
 )
 
@@ -53,7 +53,7 @@ class PurgeTests(SynchronousTestCase):
         Days before the date are removed. The purge is recorded, also in the table's
         history, and the archive resumes from its old offset.
         """
-        days = purge_archive(str(self.folder), SECOND_OF_JANUARY)
+        days = purge(str(self.folder), SECOND_OF_JANUARY)
         self.assertEqual(
             [(day.stream, str(day.day), day.rows) for day in days],
             [("receipts", "2026-01-01", 2), ("to_device", "2026-01-01", 2)],
@@ -67,7 +67,7 @@ class PurgeTests(SynchronousTestCase):
         (commit,) = self.table().history(1)
         self.assertEqual(commit["operation"], "DELETE")
         self.assertIn("2026-01-02", json.dumps(commit["operationParameters"]))
-        self.assertEqual(purge_archive(str(self.folder), SECOND_OF_JANUARY), [])
+        self.assertEqual(purge(str(self.folder), SECOND_OF_JANUARY), [])
         self.assertEqual(open_table(self.folder).state.offset, StreamOffset(4))
         add_rows_to(self.folder, "receipts", receipts(5, 5))
         self.assertEqual(keys_of(self.folder), sorted([*LATER, ("receipts", "w1", 5)]))
@@ -75,7 +75,7 @@ class PurgeTests(SynchronousTestCase):
     def test_time_travel(self) -> None:
         """The previous version of the table still has the purged rows."""
         version = self.table().version()
-        purge_archive(str(self.folder), SECOND_OF_JANUARY)
+        purge(str(self.folder), SECOND_OF_JANUARY)
         table = DeltaTable(open_store(self.folder).stream_uri("receipts"), version)
         self.assertEqual(table.to_pyarrow_table().num_rows, 4)
 
@@ -89,10 +89,10 @@ class PurgeTests(SynchronousTestCase):
             raise Killed
 
         patch = self.patch(DeltaTable, "delete", crash)
-        self.assertRaises(Killed, purge_archive, str(self.folder), SECOND_OF_JANUARY)
+        self.assertRaises(Killed, purge, str(self.folder), SECOND_OF_JANUARY)
         self.assertEqual(keys_of(self.folder), self.before)
         patch.restore()
-        purge_archive(str(self.folder), datetime.date(2026, 1, 3))
+        purge(str(self.folder), datetime.date(2026, 1, 3))
         self.assertEqual(keys_of(self.folder), [])
         self.assertEqual(
             read_purged_ranges(self.table(), "receipts"),
@@ -104,7 +104,7 @@ class PurgeTests(SynchronousTestCase):
         A purge that conflicts with a driver's commit is repeated, and both succeed.
         """
         driver = open_table(self.folder)
-        real, left = purges._ranges, [1]
+        real, left = purges._Purge._ranges, [1]
 
         def overtaken(*args: Any) -> Any:
             if left[0]:
@@ -114,8 +114,8 @@ class PurgeTests(SynchronousTestCase):
                 )
             return real(*args)
 
-        self.patch(purges, "_ranges", overtaken)
-        purge_archive(str(self.folder), SECOND_OF_JANUARY)
+        self.patch(purges._Purge, "_ranges", overtaken)
+        purge(str(self.folder), SECOND_OF_JANUARY)
         self.assertEqual(keys_of(self.folder), LATER)
         self.assertEqual(
             read_purged_ranges(self.table(), "receipts"),
@@ -126,7 +126,7 @@ class PurgeTests(SynchronousTestCase):
     def test_between_batches_of_a_driver(self) -> None:
         """A driver commits its next batch to a table that was purged meanwhile."""
         driver = open_table(self.folder)
-        purge_archive(str(self.folder), SECOND_OF_JANUARY)
+        purge(str(self.folder), SECOND_OF_JANUARY)
         add_rows_to(self.folder, "receipts", receipts(5, 5), table=driver)
         self.assertEqual(keys_of(self.folder), sorted([*LATER, ("receipts", "w1", 5)]))
         self.assertEqual(open_table(self.folder).state.offset, StreamOffset(5))
@@ -140,7 +140,7 @@ class PurgeTests(SynchronousTestCase):
         for file in Path(self.folder).rglob("*.parquet"):
             file.write_bytes(b"no parquet")
         error = self.assertRaises(
-            PipelineError, purge_archive, str(self.folder), SECOND_OF_JANUARY
+            PipelineError, purge, str(self.folder), SECOND_OF_JANUARY
         )
         self.assertIn("cannot purge", str(error))
         self.assertIn("receipts", str(error))
@@ -148,9 +148,9 @@ class PurgeTests(SynchronousTestCase):
     def test_always_overtaken(self) -> None:
         """If old days change during each attempt, the purge fails; nothing is lost."""
         keys = keys_of(self.folder)
-        self.patch(purges, "_record", lambda *args: False)
+        self.patch(purges._Purge, "record", lambda *args: False)
         error = self.assertRaises(
-            PipelineError, purge_archive, str(self.folder), SECOND_OF_JANUARY
+            PipelineError, purge, str(self.folder), SECOND_OF_JANUARY
         )
         self.assertIn("its old days changed during each attempt", str(error))
         self.assertEqual(keys_of(self.folder), keys)

@@ -24,14 +24,13 @@ from synapse_replication.pipeline.archive.damage import (
 )
 from synapse_replication.pipeline.archive.frames import read_archive
 from synapse_replication.pipeline.archive.progress import ArchiveProgress
-from synapse_replication.pipeline.archive.purges import purge_archive
 from synapse_replication.pipeline.archive.repair import Repair, repair_archive
 from synapse_replication.pipeline.archive.run import ArchiveSettings, run_archive
 from synapse_replication.pipeline.archive.snapshot import open_snapshot
 from synapse_replication.pipeline.archive.store import ArchiveStore, open_store
 from synapse_replication.pipeline.settings import settings_of_dsn
 from synapse_replication.testing.servers import shared_postgres
-from tests.pipeline.archives import TODAY, keys_of, open_table
+from tests.pipeline.archives import TODAY, keys_of, open_table, purge
 from tests.pipeline.shared_session import shared_session
 from tests.support.archive_database import add_rows, make_tables, read_keys
 from tests.support.object_store import use_server
@@ -228,7 +227,7 @@ class RepairTests(SynchronousTestCase):
         """Purged rows are not read again."""
         self.uri = self.store.stream_uri("caches")
         before = keys_of(self.store)
-        purge_archive(self.archive, TODAY.replace(day=2))
+        purge(self.archive, TODAY.replace(day=2))
         kept = keys_of(self.store)
         self.assertLess(len(kept), len(before))
         table = DeltaTable(self.uri, storage_options=self.store.delta_options)
