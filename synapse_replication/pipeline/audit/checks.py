@@ -8,7 +8,7 @@ They read these tables and views:
   writer, if a table does not record it) and ``tables``;
 * ``ids``: see :data:`.ids.NOTABLE_SCHEMA`;
 * ``wire``: recorded lines; ``tokens`` and ``claims``: those with tokens;
-* ``lost``: ids that :data:`LOST` selects; ``texts``: some rows with these ids;
+* ``lost``: ids that a POSITION has skipped; ``texts``: some rows with these ids;
 * ``archived``: archived rows of ids that are ``repeated``; ``purged``: the ranges that
   the archive need not contain.
 
@@ -93,7 +93,7 @@ CREATE VIEW tokens AS
 CREATE VIEW claims AS SELECT * FROM tokens WHERE NOT is_row AND prev_token < token;
 """
 
-#: Creates the other views and macros that the checks use.
+#: Creates the other views and macros that the checks use, and the table ``lost``.
 VIEWS: Final = f"""
 -- Rows that were written, but never sent. Of an id of two writers, none is known.
 CREATE VIEW never_sent AS
@@ -132,10 +132,10 @@ CREATE VIEW jumps AS
       ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS prev_token)
     FROM tokens JOIN streams USING (stream) WHERE NOT idempotent)
   WHERE is_row AND prev_token < token - 1;
-"""
 
-#: The committed rows whose absence a POSITION has announced, with that line.
-LOST: Final = "FROM covered('final_claims')"
+-- The committed rows whose absence a POSITION has announced, with that line.
+CREATE TABLE lost AS FROM covered('final_claims');
+"""
 
 #: ``POSITION stream writer prev new`` states that the writer has no rows in ``(prev,
 #: new]``. If the tables or the archive have such a row, and the writer never sent it,
@@ -437,5 +437,8 @@ OF_IDS: Final = (_TWO_WRITERS, _GONE, _GAPS, _AHEAD)
 #: The checks of recordings, without :data:`ANNOUNCED_ABSENT`.
 OF_WIRE: Final = (_DAMAGE, _ORDER, _RESET, _NOT_SEEN)
 
-#: The checks of an archive, without :data:`COMMANDS_TWICE`.
+#: The checks of an archive.
 OF_ARCHIVE: Final = (_ROWS_TWICE, _NOT_ARCHIVED)
+
+#: All checks, without :data:`COMMANDS_TWICE`.
+CHECKS: Final = (*OF_IDS, *OF_WIRE, ANNOUNCED_ABSENT, *OF_ARCHIVE)

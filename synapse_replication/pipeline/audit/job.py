@@ -19,14 +19,14 @@ import duckdb
 import pyarrow as pa
 
 from synapse_replication.pipeline.archive.damage import DamagedFile
-from synapse_replication.pipeline.archive.snapshot import Snapshot, open_snapshot
+from synapse_replication.pipeline.archive.snapshot import (
+    Snapshot,
+    bounds_of,
+    open_snapshot,
+)
 from synapse_replication.pipeline.audit.checks import (
-    ANNOUNCED_ABSENT,
+    CHECKS,
     COMMANDS_TWICE,
-    LOST,
-    OF_ARCHIVE,
-    OF_IDS,
-    OF_WIRE,
     TOKENS,
     VIEWS,
 )
@@ -36,8 +36,11 @@ from synapse_replication.pipeline.audit.findings import (
     AuditFinding,
     Kind,
     Severity,
+    print_findings,
+    print_json,
     to_json,
     worst_first,
+    write_findings,
 )
 from synapse_replication.pipeline.audit.ids import (
     NOTABLE_SCHEMA,
@@ -47,18 +50,13 @@ from synapse_replication.pipeline.audit.ids import (
     pack,
     packed,
 )
-from synapse_replication.pipeline.audit.report import (
-    print_findings,
-    print_json,
-    write_findings,
-)
+from synapse_replication.pipeline.failures import short_failures
 from synapse_replication.pipeline.lines import load_lines
 from synapse_replication.pipeline.progress import JobProgress
 from synapse_replication.pipeline.scan import Scan
 from synapse_replication.pipeline.settings import PipelineSettings
 from synapse_replication.pipeline.source.connections import PLAN_TIMEOUT, reading
 from synapse_replication.pipeline.source.frames import scan_rows
-from synapse_replication.pipeline.spark.failures import short_failures
 from synapse_replication.pipeline.spark.session import lazy_session
 from synapse_replication.pipeline.workspace import (
     batches_as,
@@ -72,8 +70,6 @@ if TYPE_CHECKING:
 
 #: The number of steps of :func:`audited`.
 STEPS: Final = 3
-
-_MAX_ID: Final = 2**63 - 1
 
 #: The table ``streams`` of the checks.
 STREAMS_SCHEMA: Final = pa.schema(
@@ -103,6 +99,20 @@ FROM sampled GROUP BY stream
 _SAMPLED_TEXTS: Final = """
 INSERT INTO texts SELECT stream, stream_id, row_index, "row", ?
 FROM found SEMI JOIN sampled USING (stream, stream_id)
+"""
+
+_ARCHIVED: Final = """
+CREATE TABLE archived (
+  stream TEXT, instance_name TEXT, stream_id BIGINT, row_index INTEGER);
+CREATE TABLE purged (stream TEXT, first_token BIGINT, last_token BIGINT);
+"""
+
+_TEXTS: Final = f"""
+CREATE TABLE sampled AS SELECT DISTINCT stream, stream_id FROM lost
+  QUALIFY row_number() OVER (
+    PARTITION BY recording, line_number ORDER BY stream_id) <= {SAMPLES};
+CREATE TABLE texts (
+  stream TEXT, stream_id BIGINT, row_index INTEGER, "row" TEXT, source TEXT);
 """
 
 #: The columns of rows by which ids are compared.
@@ -143,11 +153,11 @@ def run_audit(
                 spark=spark,
                 begin=progress.begin,
             )
-            if out is not None:
-                write_findings(findings, out)
-            progress.unwatch()
-            show = print_json if as_json else print_findings
-            return show(findings, sys.stdout)
+    # Spark has stopped, so the process ends soon after the last line.
+    if out is not None:
+        write_findings(findings, out)
+    show = print_json if as_json else print_findings
+    return show(findings, sys.stdout)
 
 
 def _show_nothing(step: str) -> None:
@@ -200,7 +210,7 @@ class _Audit:
         """Load the lines of the recordings and of the archive, each line once."""
         archive = self._archive
         load_lines(self._workspace, LINE_COLUMNS, recordings, archive, self._spark)
-        twice = list(COMMANDS_TWICE.run(self._workspace)) if archive is not None else []
+        twice = list(COMMANDS_TWICE.run(self._workspace))
         if twice:
             self._workspace.execute(
                 "CREATE OR REPLACE TABLE wire AS "
@@ -240,15 +250,13 @@ class _Audit:
         """Run the checks that need the ids."""
         workspace = self._workspace
         workspace.execute(VIEWS)
-        workspace.execute(f"CREATE TABLE lost AS {LOST}")
         self._load_texts()
-        checks = [*OF_IDS, *OF_WIRE, ANNOUNCED_ABSENT]
-        findings: list[AuditFinding] = []
-        if self._archive is not None:
-            findings += map(_damaged_file, self._archive.damaged)
-            self._load_archived(self._archive)
-            checks += OF_ARCHIVE
-        return findings + [each for check in checks for each in check.run(workspace)]
+        self._load_archived()
+        damaged = () if self._archive is None else self._archive.damaged
+        return [
+            *map(_damaged_file, damaged),
+            *(each for check in CHECKS for each in check.run(workspace)),
+        ]
 
     # -- tables of the checks ----------------------------------------------------------
 
@@ -287,15 +295,7 @@ class _Audit:
         Only the range of each stream that contains these ids is read.
         """
         workspace = self._workspace
-        workspace.execute(
-            f"""
-            CREATE TABLE sampled AS SELECT DISTINCT stream, stream_id FROM lost
-              QUALIFY row_number() OVER (
-                PARTITION BY recording, line_number ORDER BY stream_id) <= {SAMPLES};
-            CREATE TABLE texts (
-              stream TEXT, stream_id BIGINT, row_index INTEGER, "row" TEXT, source TEXT)
-            """
-        )
+        workspace.execute(_TEXTS)
         for each in rows_of(workspace, _RANGES):
             for source, scan in self._rows_between(**each):
                 with batches_as(workspace, "found", scan.schema, scan.batches()):
@@ -320,27 +320,24 @@ class _Audit:
         if self._archive is not None:
             yield "archive", self._archive.json_rows([stream], first, last)
 
-    def _load_archived(self, archive: Snapshot) -> None:
+    def _load_archived(self) -> None:
         """Load the rows of repeated ids, and the ranges that may be missing."""
-        workspace = self._workspace
-        (count,) = rows_of(workspace, "SELECT count(*) AS n FROM ids WHERE repeated")
-        scan = archive.rows(*_KEYS)
-        rows = scan.batches() if count["n"] else ()
-        with batches_as(workspace, "found", scan.schema, rows):
-            workspace.execute(
-                "CREATE TABLE archived AS SELECT found.* FROM found "
-                "SEMI JOIN (FROM ids WHERE repeated) USING (stream, stream_id)"
-            )
+        workspace, archive = self._workspace, self._archive
+        workspace.execute(_ARCHIVED)
+        if archive is None:
+            return
+        (repeated,) = rows_of(workspace, "SELECT count(*) AS n FROM ids WHERE repeated")
+        if repeated["n"]:
+            scan = archive.rows(*_KEYS)
+            with batches_as(workspace, "found", scan.schema, scan.batches()):
+                workspace.execute(
+                    "INSERT INTO archived SELECT found.* FROM found "
+                    "SEMI JOIN (FROM ids WHERE repeated) USING (stream, stream_id)"
+                )
         ranges: list[tuple[str, int, int]] = [
             *((p.stream, p.first_token, p.last_token) for p in archive.purged),
-            *(
-                (each.file.table, *(each.file.tokens or (-_MAX_ID, _MAX_ID)))
-                for each in archive.damaged
-            ),
+            *((d.file.table, *bounds_of([d.file])) for d in archive.damaged),
         ]
-        workspace.execute(
-            "CREATE TABLE purged (stream TEXT, first_token BIGINT, last_token BIGINT)"
-        )
         for each in ranges:
             workspace.execute("INSERT INTO purged VALUES (?, ?, ?)", each)
 

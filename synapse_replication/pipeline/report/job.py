@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Final
 
 from synapse_replication.pipeline.archive.snapshot import Snapshot, open_snapshot
+from synapse_replication.pipeline.audit.findings import read_findings
 from synapse_replication.pipeline.audit.job import STEPS as AUDIT_STEPS, audited
-from synapse_replication.pipeline.audit.report import read_findings
+from synapse_replication.pipeline.failures import short_failures
 from synapse_replication.pipeline.folders import filled, new_folder
 from synapse_replication.pipeline.lines import load_lines
 from synapse_replication.pipeline.progress import JobProgress
@@ -23,7 +24,6 @@ from synapse_replication.pipeline.report.counts import (
 from synapse_replication.pipeline.scan import Scan
 from synapse_replication.pipeline.settings import PipelineSettings
 from synapse_replication.pipeline.source.frames import scan_rows
-from synapse_replication.pipeline.spark.failures import short_failures
 from synapse_replication.pipeline.spark.session import lazy_session
 from synapse_replication.pipeline.workspace import load, open_workspace
 

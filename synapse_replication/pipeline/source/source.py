@@ -15,7 +15,7 @@ complete (:mod:`synapse_replication.pipeline.source.completeness`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow
@@ -24,8 +24,16 @@ from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
     DataSourceStreamReader,
+    EqualNullSafe,
+    EqualTo,
     Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
     InputPartition,
+    IsNotNull,
+    LessThan,
+    LessThanOrEqual,
 )
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.datasource import (
@@ -52,10 +60,12 @@ from synapse_replication.pipeline.source.planning import (
     EVERYTHING,
     Plan,
     Planner,
+    Wanted,
 )
-from synapse_replication.pipeline.source.pushdown import push_filters
 from synapse_replication.pipeline.source.ranges import Part, Selection
 from synapse_replication.pipeline.source.reading import read_parts
+
+_NEVER_NULL = {"stream", "instance_name", "stream_id", "row_index", "row"}
 
 
 class RowsPartition(InputPartition):
@@ -148,6 +158,55 @@ class PushdownReader(RowsReader):
         """Accept the filters that :func:`push_filters` can apply; yield the others."""
         self._wanted, left = push_filters(self._wanted, filters)
         yield from left
+
+
+def push_filters(
+    wanted: Wanted, filters: Iterable[Filter]
+) -> tuple[Wanted, list[Filter]]:
+    """Apply the conditions that the data source can evaluate.
+
+    :return: the rows that are needed, and the conditions that Spark has to apply.
+    """
+    left: list[Filter] = []
+    for condition in filters:
+        matching = _matching(condition)
+        if matching is None:
+            left.append(condition)
+        else:
+            wanted = wanted.only(matching)
+    return wanted, left
+
+
+def _matching(condition: Filter) -> Wanted | None:
+    match condition:
+        case IsNotNull(attribute=(column,)) if column in _NEVER_NULL:
+            return EVERYTHING
+        case EqualTo(attribute=("stream_id",), value=int(id_)):
+            return Wanted(low=id_ - 1, high=id_)
+        case GreaterThan(attribute=("stream_id",), value=int(id_)):
+            return Wanted(low=id_)
+        case GreaterThanOrEqual(attribute=("stream_id",), value=int(id_)):
+            return Wanted(low=id_ - 1)
+        case LessThan(attribute=("stream_id",), value=int(id_)):
+            return Wanted(high=id_ - 1)
+        case LessThanOrEqual(attribute=("stream_id",), value=int(id_)):
+            return Wanted(high=id_)
+        case (
+            EqualTo(attribute=(column,), value=str(name))
+            | EqualNullSafe(attribute=(column,), value=str(name))
+        ):
+            return _named(column, [name])
+        case In(attribute=(column,), value=names):
+            return _named(column, names)
+    return None
+
+
+def _named(column: str, values: Iterable[object]) -> Wanted | None:
+    # A null in the list matches no value.
+    names = frozenset(value for value in values if isinstance(value, str))
+    if column == "stream":
+        return Wanted(streams=names)
+    return Wanted(writers=names) if column == "instance_name" else None
 
 
 _Offsets = Mapping[str, StreamOffset]

@@ -12,7 +12,6 @@ from synapse_replication.pipeline.audit import checks
 from synapse_replication.pipeline.audit.checks import (
     ANNOUNCED_ABSENT,
     COMMANDS_TWICE,
-    LOST,
     OF_ARCHIVE,
     OF_IDS,
     OF_WIRE,
@@ -298,7 +297,9 @@ class Case:
             **self.more,
         )
         with deployment.workspace() as database:
-            lost = database.execute(f"SELECT stream_id, line_number {LOST}").fetchall()
+            lost = database.execute(
+                "SELECT stream_id, line_number FROM lost"
+            ).fetchall()
             return sorted(lost)
 
 
@@ -394,13 +395,12 @@ class AnnouncedAbsentTests(SynchronousTestCase):
         lines = lines_of(["POSITION events w1 2 3"])
         lines += lines_of(["RDATA events w1 3 []"], "other.jsonl")
         with Deployment(tables=EVENTS, lines=lines).workspace() as database:
-            self.assertEqual(database.execute(LOST).fetchall(), [])
+            self.assertEqual(database.execute("FROM lost").fetchall(), [])
 
     def test_evidence(self) -> None:
         """The evidence names the file, the line, the tables and the rows."""
         lines = lines_of(["RDATA events w1 2 []", "POSITION events w1 2 4"])
         with Deployment(tables=EVENTS, lines=lines).workspace() as database:
-            database.execute(f"CREATE TABLE lost AS {LOST}")
             database.execute(
                 "CREATE TABLE texts AS SELECT 'events' AS stream, 3 AS stream_id, "
                 """0 AS row_index, '["row 3"]' AS row, 'tables' AS source"""

@@ -7,7 +7,7 @@ from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.pipeline.audit.checks import LOST, OF_IDS, OF_WIRE
+from synapse_replication.pipeline.audit.checks import OF_IDS, OF_WIRE
 from tests.pipeline.audits import Deployment, Key, found, lines_of
 from tests.simulation.cluster import Cluster
 from tests.simulation.runner import Run
@@ -52,7 +52,7 @@ class SimulatedTests(SynchronousTestCase):
             in_memory=in_memory,
         )
         with deployment.workspace() as database:
-            lost = database.execute(LOST).fetchall()
+            lost = database.execute("FROM lost").fetchall()
             seen = found(
                 each for check in (*OF_IDS, *OF_WIRE) for each in check.run(database)
             )

@@ -1,4 +1,4 @@
-"""Tests for :mod:`synapse_replication.pipeline.source.pushdown`."""
+"""Tests for the conditions that the data source applies."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from twisted.trial.unittest import SynchronousTestCase
 from synapse_replication.pipeline.source.catalog import catalog_of
 from synapse_replication.pipeline.source.offsets import StreamOffset
 from synapse_replication.pipeline.source.planning import EVERYTHING, Wanted
-from synapse_replication.pipeline.source.pushdown import push_filters
 from synapse_replication.pipeline.source.ranges import Present, Selection
+from synapse_replication.pipeline.source.source import push_filters
 
 
 class PushFiltersTests(SynchronousTestCase):
