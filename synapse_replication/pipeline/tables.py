@@ -17,23 +17,22 @@ from typing import Any, Final
 import attrs
 import pyarrow as pa
 
-from synapse_replication.pipeline.descriptions import COLUMNS
-from synapse_replication.pipeline.schemas import DAY, ROW_KEYS_SCHEMA, ROWS_SCHEMA
+from synapse_replication.pipeline.schemas import (
+    DAY,
+    MEANINGS,
+    ROW_KEYS_SCHEMA,
+    ROWS_SCHEMA,
+)
+from synapse_replication.storage.synapse_tables import STANDARD_QUERIES
 from synapse_replication.streams.rows import RowCodec
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS
 from synapse_replication.streams.standard.row_types import EventsRowCodec
 
 #: The columns of every stream's table that precede the columns of the rows' fields.
-KEY_COLUMNS: Final[Mapping[str, pa.DataType]] = {
-    # The token, as on the wire: positive even if the ids in the table are negative.
-    "stream_id": pa.int64(),
-    # The index among the rows of one token, from 0.
-    "row_index": pa.int32(),
-    # The writer; empty if it is unknown.
-    "instance_name": pa.string(),
-    # The time of writing, in UTC; null if the table does not record it.
-    "written_ts": pa.timestamp("us", tz="UTC"),
-}
+KEY_COLUMNS: Final = pa.schema(
+    ROWS_SCHEMA.field(name)
+    for name in ("stream_id", "row_index", "instance_name", "written_ts")
+)
 
 #: The column with the kind of a row; only ``events`` has it.
 KIND: Final = "kind"
@@ -42,7 +41,7 @@ KIND: Final = "kind"
 #: time that is a number on the wire.
 TYPE_METADATA: Final = "synapse_replication.type"
 
-_RESERVED: Final = frozenset({*KEY_COLUMNS, DAY, KIND, "stream", "row"})
+_RESERVED: Final = frozenset({*KEY_COLUMNS.names, DAY, KIND, "stream", "row"})
 
 #: The type of a column (see :class:`Column`) for the type of a row's field.
 _TYPES: Final[Mapping[Any, str]] = {
@@ -60,6 +59,22 @@ _ARROW: Final[Mapping[str, pa.DataType]] = {
     "strings": pa.list_(pa.string()),
     "json": pa.string(),
 }
+
+#: The columns that identify an object, in the streams whose tables have only the newest
+#: or pending row of each object. The tables of all other streams have a row for each
+#: change.
+OBJECTS: Final[Mapping[str, tuple[str, ...]]] = types.MappingProxyType(
+    {
+        "account_data": ("user_id", "room_id", "data_type"),
+        "device_lists": ("user_id",),
+        "presence": ("user_id",),
+        "pushers": ("user_id", "app_id", "pushkey"),
+        "receipts": ("room_id", "receipt_type", "user_id", "thread_id"),
+        "sticky_events": ("room_id", "event_id"),
+        "thread_subscriptions": ("user_id", "room_id", "event_id"),
+        "to_device": ("entity",),
+    }
+)
 
 
 class RowForm(enum.Enum):
@@ -119,11 +134,7 @@ class DatabaseTable:
     @property
     def arrow_schema(self) -> pa.Schema:
         """The Arrow schema: :data:`KEY_COLUMNS`, then the columns of the rows."""
-        keys = [
-            pa.field(name, type_, nullable=name == "written_ts")
-            for name, type_ in KEY_COLUMNS.items()
-        ]
-        return pa.schema([*keys, *(column.arrow for column in self.columns)])
+        return pa.schema([*KEY_COLUMNS, *(column.arrow for column in self.columns)])
 
     @property
     def archive_schema(self) -> pa.Schema:
@@ -136,7 +147,7 @@ class DatabaseTable:
 
 
 def _described(field: pa.Field) -> pa.Field:
-    text = COLUMNS.get(field.name)
+    text = MEANINGS.get(field.name)
     if text is None:
         return field
     return field.with_metadata({**(field.metadata or {}), "comment": text})
@@ -186,3 +197,17 @@ def standard_tables() -> dict[str, DatabaseTable]:
         name: table_of_codec(name, stream.description.codec)
         for name, stream in STANDARD_STREAMS.items()
     }
+
+
+def describe_table(stream: str) -> str:
+    """Return the description of a stream's table: its sources and what they retain."""
+    if stream not in STANDARD_QUERIES:
+        return f"Rows of the stream {stream}, which the configuration declares."
+    tables = ", ".join(query.range.table for query in STANDARD_QUERIES[stream])
+    retained = (
+        "only the newest or pending row of each object: older rows are here only if "
+        "they were archived before they were replaced"
+        if stream in OBJECTS
+        else "one row for each change"
+    )
+    return f"Rows of the stream {stream}, from {tables}, which have {retained}."

@@ -14,8 +14,8 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.pipeline.archive.progress import ArchiveProgress
 from synapse_replication.pipeline.archive.run import ArchiveSettings, run_archive
-from synapse_replication.pipeline.descriptions import OBJECTS
 from synapse_replication.pipeline.settings import settings_of_dsn
+from synapse_replication.pipeline.tables import OBJECTS
 from tests.pipeline.audit.test_job import real_dsn
 from tests.pipeline.shared_session import shared_session
 from tests.support.recordings import FULL_RECORDING

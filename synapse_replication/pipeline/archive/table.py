@@ -36,10 +36,10 @@ from synapse_replication.pipeline.archive.log import (
     read_state,
 )
 from synapse_replication.pipeline.archive.store import ArchiveStore
-from synapse_replication.pipeline.descriptions import describe_table
 from synapse_replication.pipeline.failures import reason_of
 from synapse_replication.pipeline.schemas import DAY
 from synapse_replication.pipeline.source.offsets import StreamOffset
+from synapse_replication.pipeline.tables import describe_table
 
 _logger = logging.getLogger(__name__)
 

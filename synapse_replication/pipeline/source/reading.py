@@ -70,7 +70,7 @@ def read_parts(
     if not parts:
         return
     columns = None if schema is None else set(schema.names)
-    only_keys = columns is not None and columns <= {"stream", *KEY_COLUMNS}
+    only_keys = columns is not None and columns <= {"stream", *KEY_COLUMNS.names}
     with connected(conninfo) as connection:
         for part in parts:
             for batch in read_part(
@@ -272,7 +272,7 @@ def _shaped(
     tokens, writers, written = batch.columns[:3]
     schema = part.stream.table.arrow_schema
     if not with_columns:
-        schema = pa.schema([schema.field(i) for i in range(len(KEY_COLUMNS))])
+        schema = KEY_COLUMNS
     columns = [
         tokens,
         index.of(tokens),
