@@ -26,7 +26,12 @@ from synapse_replication.pipeline.archive.damage import (
     wrong_sizes,
 )
 from synapse_replication.pipeline.archive.files import DayWriter
-from synapse_replication.pipeline.archive.log import MISSING, damaged_log_files
+from synapse_replication.pipeline.archive.log import (
+    MISSING,
+    damaged_log_files,
+    offset_gap,
+    read_purged_ranges,
+)
 from synapse_replication.pipeline.archive.store import ArchiveStore, open_archive
 from synapse_replication.pipeline.archive.table import ArchiveTable
 from synapse_replication.pipeline.source.connections import (
@@ -182,6 +187,10 @@ def _repair(
     lost_commits: Sequence[int],
     report: Callable[[str], object],
 ) -> Repair:
+    delta = table.delta
+    assert delta is not None, "the files and commits to repair are those of a table"
+    purged = read_purged_ranges(delta, table.name)
+    purged_up_to = max((each.last_token for each in purged), default=0)
     broken = [each.file for each in damaged]
     intact = [file for file in table.files if file not in broken]
     days = frozenset(file.day for file in broken)
@@ -190,7 +199,7 @@ def _repair(
         for low, high in _ranges(broken)
     ]
     if lost_commits:
-        holes.append(_Hole(*table.lost_offsets(lost_commits)))
+        holes.append(_Hole(*offset_gap(delta, lost_commits)))
     today = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
     first_day = datetime.date.fromisoformat(min([*days, today]))
     writer = DayWriter(store, table.uri, "written_ts", first_day)
@@ -200,9 +209,7 @@ def _repair(
         for rows in _stored(options, table.name, hole, report):
             lacking = _without(rows, pa.concat_tables([known, *written_keys]))
             if hole.days is None:
-                lacking = lacking.filter(
-                    pc.field("stream_id") > pa.scalar(table.purged_up_to)
-                )
+                lacking = lacking.filter(pc.field("stream_id") > purged_up_to)
             else:
                 lacking = _of_days(lacking, hole.days)
             written_keys.append(lacking.select(_KEY).cast(_KEY_SCHEMA))

@@ -13,7 +13,7 @@ import enum
 import logging
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import attrs
@@ -31,8 +31,6 @@ from synapse_replication.pipeline.archive.log import (
     archived_size,
     commit_properties,
     committer_of,
-    offset_gap,
-    read_purged_ranges,
     read_state,
 )
 from synapse_replication.pipeline.archive.store import ArchiveStore
@@ -76,6 +74,7 @@ def reached(point: Point) -> None:
 class ArchiveTable:
     """One table of the archive, loaded at a version. Not thread-safe.
 
+    :ivar delta: the table in Delta's format; ``None`` if it does not exist.
     :param store: the archive.
     :param uri: the location of the table.
     :param name: the name of the stream, or ``the wire``; for messages, and as the name
@@ -92,21 +91,21 @@ class ArchiveTable:
         self.uri = uri
         self._store = store
         self._schema = schema
-        self._table = store.table(uri)
+        self.delta = store.table(uri)
         self.state = TableState(-1)
-        if self._table is not None:
-            self.state = read_state(self._table)
-            self._evolve(self._table)
+        if self.delta is not None:
+            self.state = read_state(self.delta)
+            self._evolve(self.delta)
 
     def archived_size(self, recording: str) -> int | None:
         """Return the archived size of a recording; ``None`` if it is not archived.
 
         :raises PipelineError: if the store fails.
         """
-        if self._table is None:
+        if self.delta is None:
             return None
         with self._explaining_failures():
-            return archived_size(self._table, recording)
+            return archived_size(self.delta, recording)
 
     def commit(
         self,
@@ -125,7 +124,7 @@ class ArchiveTable:
         :raises PipelineError: if the store fails, or if another driver has committed a
             batch, either before this batch, which is then not added, or just after it.
         """
-        table = self._table or self._create()
+        table = self.delta or self._create()
         self._check_batch(table)
         batch = self.state.batch + 1
         new = attrs.evolve(
@@ -166,12 +165,12 @@ class ArchiveTable:
 
         :raises PipelineError: if another driver has committed one, or the store fails.
         """
-        if self._table is None:
+        if self.delta is None:
             # The driver's first commit performs this check.
             return
         with self._explaining_failures():
-            self._table.update_incremental()
-        self._check_batch(self._table)
+            self.delta.update_incremental()
+        self._check_batch(self.delta)
 
     def _check_batch(self, table: DeltaTable) -> None:
         with self._explaining_failures():
@@ -182,24 +181,9 @@ class ArchiveTable:
     @property
     def files(self) -> list[ArchivedFile]:
         """The files of the table, from its log."""
-        if self._table is None:
+        if self.delta is None:
             return []
-        return files_of(self._table, self.uri, self.name)
-
-    def lost_offsets(
-        self, versions: Collection[int]
-    ) -> tuple[StreamOffset, StreamOffset]:
-        """Return the offsets before and after lost commits; see :func:`offset_gap`."""
-        assert self._table is not None
-        return offset_gap(self._table, versions)
-
-    @property
-    def purged_up_to(self) -> int:
-        """The greatest token that may have been purged; 0 if there is none."""
-        if self._table is None:
-            return 0
-        purged = read_purged_ranges(self._table, self.name)
-        return max((each.last_token for each in purged), default=0)
+        return files_of(self.delta, self.uri, self.name)
 
     # -- maintenance -------------------------------------------------------------------
 
@@ -215,12 +199,12 @@ class ArchiveTable:
         :raises PipelineError: if the store fails.
         """
         before = after = 0
-        if self._table is None:
+        if self.delta is None:
             return before, after
         for day in self._crowded_days(enough_files):
             with self._explaining_failures():
                 try:
-                    found = self._table.optimize.compact(
+                    found = self.delta.optimize.compact(
                         partition_filters=[(DAY, "=", day)],
                         target_size=TARGET_BYTES,
                         writer_properties=WriterProperties(compression="ZSTD"),
@@ -229,7 +213,7 @@ class ArchiveTable:
                 except CommitFailedError:
                     # The day was changed at the same time, for instance by a purge.
                     # Continue with the other days.
-                    self._table.update_incremental()
+                    self.delta.update_incremental()
                     continue
             before += int(found["numFilesRemoved"])
             after += int(found["numFilesAdded"])
@@ -244,17 +228,17 @@ class ArchiveTable:
         :param retention_hours: the age in hours below which a file is not removed.
         :raises PipelineError: if the store fails.
         """
-        if self._table is None:
+        if self.delta is None:
             return 0
         with self._explaining_failures():
-            removed = self._table.vacuum(
+            removed = self.delta.vacuum(
                 retention_hours=retention_hours,
                 dry_run=False,
                 enforce_retention_duration=False,
                 full=True,
                 commit_properties=commit_properties(self.state, new=False),
             )
-            self._table.update_incremental()
+            self.delta.update_incremental()
         return len(removed)
 
     def _crowded_days(self, enough_files: int) -> list[str]:
@@ -268,7 +252,7 @@ class ArchiveTable:
         try:
             # Another driver may create the table at the same time. Both then use the
             # same table, and the first to commit a batch wins.
-            self._table = DeltaTable.create(
+            self.delta = DeltaTable.create(
                 self.uri,
                 schema=self._schema,
                 partition_by=[DAY],
@@ -278,13 +262,13 @@ class ArchiveTable:
                 configuration={_STATISTICS: ",".join(indexed)},
                 storage_options=self._store.delta_options,
             )
-            self._table.update_incremental()
+            self.delta.update_incremental()
         except (DeltaError, OSError) as error:
-            self._table = self._store.table(self.uri)
-            if self._table is None:
+            self.delta = self._store.table(self.uri)
+            if self.delta is None:
                 raise self._failed(error) from error
         self.check_sole_driver()
-        return self._table
+        return self.delta
 
     def _evolve(self, table: DeltaTable) -> None:
         """Add the columns of the schema that the table lacks.

@@ -12,14 +12,13 @@ from collections.abc import Iterable, Mapping, Sequence
 import attrs
 
 from synapse_replication.errors import PipelineError, excerpt
-from synapse_replication.pipeline.tables import (
-    DatabaseTable,
-    standard_tables,
-    table_of_codec,
-)
+from synapse_replication.pipeline.tables import DatabaseTable, table_of_codec
 from synapse_replication.storage.row_queries import RowQuery, declared_query
 from synapse_replication.storage.synapse_tables import STANDARD_QUERIES
-from synapse_replication.streams.standard.registry import STANDARD_STREAMS
+from synapse_replication.streams.standard.registry import (
+    STANDARD_STREAMS,
+    StandardStream,
+)
 from synapse_replication.streams.table import TableStream
 
 
@@ -56,32 +55,30 @@ def catalog_of(
 
     :param declared: the streams that the configuration declares.
     """
-    tables = standard_tables()
     streams = {
-        name: CatalogStream(
-            table=tables[name],
-            queries=tuple(queries),
-            sequence=STANDARD_STREAMS[name].sequence or "",
-            positions_name=STANDARD_STREAMS[name].positions_name,
-            negative=STANDARD_STREAMS[name].negative,
-        )
+        name: _stream(STANDARD_STREAMS[name], queries)
         for name, queries in STANDARD_QUERIES.items()
     }
     for stream in declared:
-        if isinstance(stream, TableStream):
-            stream = stream_of(stream)
-        streams[stream.name] = stream
+        found = stream_of(stream) if isinstance(stream, TableStream) else stream
+        streams[found.name] = found
     return streams
 
 
 def stream_of(declaration: TableStream) -> CatalogStream:
     """Return the stream that a configuration declares."""
+    return _stream(declaration, [declared_query(declaration)])
+
+
+def _stream(
+    stream: StandardStream | TableStream, queries: Iterable[RowQuery]
+) -> CatalogStream:
     return CatalogStream(
-        table=table_of_codec(declaration.name, declaration.description.codec),
-        queries=(declared_query(declaration),),
-        sequence=declaration.sequence,
-        positions_name=declaration.positions_name,
-        negative=declaration.negative,
+        table=table_of_codec(stream.name, stream.description.codec),
+        queries=tuple(queries),
+        sequence=stream.sequence or "",
+        positions_name=stream.positions_name,
+        negative=stream.negative,
     )
 
 

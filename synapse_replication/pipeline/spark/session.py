@@ -119,33 +119,20 @@ def _start_java(conf: SparkConf) -> None:
 
 
 @contextlib.contextmanager
-def job_session(
-    app_name: str,
-    *,
-    master: str | None = None,
-    progress: JobProgress | None = None,
-) -> Iterator[SparkSession]:
+def job_session(app_name: str, *, master: str | None = None) -> Iterator[SparkSession]:
     """Yield the session of :func:`make_session`, and stop it at the end of the context.
 
     A session that existed before is yielded, but not stopped. The tasks of jobs work
     mostly in Python, so Java's optimising compiler would cost more time than it saves.
-
-    :param progress: shows the start of Spark as a step, and then Spark's tasks.
     """
-    if progress is not None:
-        progress.begin("start Spark")
     check_java()
     from pyspark.sql import SparkSession
 
     existed = SparkSession.getActiveSession() is not None
     session = make_session(app_name, master=master, settings=_FEW_OPTIMISATIONS)
-    if progress is not None:
-        progress.watch(session)
     try:
         yield session
     finally:
-        if progress is not None:
-            progress.unwatch()
         if not existed:
             session.stop()
 
@@ -159,16 +146,18 @@ def lazy_session(
 ) -> Iterator[Callable[[], SparkSession]]:
     """Yield a function that returns the session of :func:`job_session`.
 
-    The first call starts Spark, as a further step of the job.
+    The first call starts Spark, as a further step of the job, and shows Spark's tasks.
     """
     with contextlib.ExitStack() as stack:
 
         @functools.cache
         def spark() -> SparkSession:
             progress.expect(1)
-            return stack.enter_context(
-                job_session(app_name, master=master, progress=progress)
-            )
+            progress.begin("start Spark")
+            session = stack.enter_context(job_session(app_name, master=master))
+            progress.watch(session)
+            stack.callback(progress.unwatch)
+            return session
 
         yield spark
 
