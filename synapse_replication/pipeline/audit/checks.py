@@ -1,6 +1,9 @@
-"""The checks of an audit: queries for DuckDB, each with the texts of its findings.
+"""The checks of an audit: queries for DuckDB, in ``checks.sql``.
 
-They read these tables and views:
+A row of a check is a finding. Its columns ``kind``, ``message`` (the sentence for
+display, with the names of other columns in braces), ``evidence``, ``stream``,
+``instance_name``, ``first_token``, ``last_token`` and ``count`` become the fields of
+the finding; the last five are optional. The queries read these tables and views:
 
 * ``streams``: ``stream``, ``persisted`` (in the database), ``idempotent`` (late rows
   are delivered), ``in_memory`` (tokens start again when the writer restarts),
@@ -27,418 +30,42 @@ their order is not checked.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import MappingProxyType
 from typing import Final
 
-import attrs
 import duckdb
 
-from synapse_replication.pipeline.audit.findings import (
-    SAMPLES,
-    AuditFinding,
-    Kind,
-    to_json,
-)
-from synapse_replication.pipeline.workspace import rows_of
+from synapse_replication.pipeline.audit.findings import AuditFinding, Kind, to_json
+from synapse_replication.pipeline.workspace import read_queries, rows_of
 
-#: The number of a stream's newest gaps that are reported individually. One finding
-#: summarises all other gaps of the stream.
-MAX_GAPS: Final = 1000
-
-#: How long after a POSITION a late row of an idempotent stream may arrive, in s.
-PATIENCE: Final = 60
-
-
-@attrs.frozen
-class Check:
-    """A query for findings.
-
-    :ivar message: the sentence for display, with the names of columns in braces.
-    :ivar evidence: the columns of the evidence.
-    :ivar sql: the query. Its columns ``kind``, ``stream``, ``instance_name``,
-        ``first_token``, ``last_token`` and ``count`` become fields of the finding.
-    :ivar kind: the kind of all findings; ``None`` if the query has a column ``kind``.
-    """
-
-    message: str
-    evidence: tuple[str, ...]
-    sql: str
-    kind: Kind | None = None
-
-    def run(self, connection: duckdb.DuckDBPyConnection) -> Iterator[AuditFinding]:
-        """Yield the findings."""
-        parameters = {"max_gaps": MAX_GAPS} if "$max_gaps" in self.sql else {}
-        for row in rows_of(connection, self.sql, **parameters):
-            shown = {n: "an unknown writer" if v is None else v for n, v in row.items()}
-            yield AuditFinding(
-                kind=self.kind or Kind(row["kind"]),
-                stream=row.get("stream"),
-                instance_name=row.get("instance_name"),
-                first_token=row.get("first_token"),
-                last_token=row.get("last_token"),
-                count=row.get("count", 1),
-                message=self.message.format_map(shown),
-                evidence=to_json({name: row[name] for name in self.evidence}),
-            )
-
+_QUERIES: Final = read_queries(__package__, "checks.sql")
 
 #: Creates the views of recorded tokens.
-TOKENS: Final = """
-CREATE MACRO line_of(is_row, stream, instance_name, prev_token, token) AS
-  if(is_row, concat_ws(' ', 'RDATA', stream, instance_name, token, '...'),
-     concat_ws(' ', 'POSITION', stream, instance_name, prev_token, token));
-CREATE VIEW tokens AS
-  SELECT recording, line_number, t, stream, instance_name, command = 'RDATA' AS is_row,
-    prev_token, token
-  FROM wire WHERE command IN ('RDATA', 'POSITION') AND token IS NOT NULL;
-CREATE VIEW claims AS SELECT * FROM tokens WHERE NOT is_row AND prev_token < token;
-"""
+TOKENS: Final = _QUERIES.pop("tokens")
 
-#: Creates the other views and macros that the checks use, and the table ``lost``.
-VIEWS: Final = f"""
--- Rows that were written, but never sent. Of an id of two writers, none is known.
-CREATE VIEW never_sent AS
-  SELECT stream, stream_id, coalesce(
-    if(first_writer = last_writer, first_writer, NULL), sole_writer) AS instance_name
-  FROM ids JOIN streams USING (stream)
-  WHERE NOT sent AND (in_tables OR archived);
+#: Creates the other views, macros and tables that the checks use.
+VIEWS: Final = _QUERIES.pop("views")
 
--- The ids that a line covers: those in (prev_token, token]. If any line of a writer
--- covers an id, the line with the greatest token of those that begin below the id does.
-CREATE MACRO covered(spans) AS TABLE
-  WITH reach AS (
-    SELECT stream, instance_name, prev_token AS begun, max(struct_pack(
-        token := token, recording := recording, line_number := line_number, t := t,
-        is_row := is_row, prev_token := prev_token)) OVER (
-      PARTITION BY stream, instance_name ORDER BY prev_token) AS span
-    FROM query_table(spans))
-  SELECT never_sent.*, unnest(span)
-  FROM never_sent ASOF JOIN reach ON never_sent.stream = reach.stream
-    AND never_sent.instance_name = reach.instance_name
-    AND never_sent.stream_id > reach.begun
-  WHERE span.token >= stream_id;
+#: Finds lines of recordings that an archive contains more than once.
+COMMANDS_TWICE: Final = _QUERIES.pop("commands_twice")
 
--- A late row of an idempotent stream may still arrive.
-CREATE VIEW final_claims AS
-  SELECT claims.* FROM claims JOIN streams USING (stream)
-    JOIN (SELECT recording, max(t) AS ended FROM tokens GROUP BY recording)
-    USING (recording)
-  WHERE NOT idempotent OR ended - t >= {PATIENCE};
+#: All other checks, by name.
+CHECKS: Final = MappingProxyType(_QUERIES)
 
--- Rows before which other rows may be missing.
-CREATE VIEW jumps AS
-  SELECT * FROM (
-    SELECT * REPLACE (max(token) OVER (
-      PARTITION BY recording, stream, instance_name ORDER BY line_number
-      ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS prev_token)
-    FROM tokens JOIN streams USING (stream) WHERE NOT idempotent)
-  WHERE is_row AND prev_token < token - 1;
 
--- The committed rows whose absence a POSITION has announced, with that line.
-CREATE TABLE lost AS FROM covered('final_claims');
-"""
-
-#: ``POSITION stream writer prev new`` states that the writer has no rows in ``(prev,
-#: new]``. If the tables or the archive have such a row, and the writer never sent it,
-#: then every reader whose position was ``prev`` has permanently skipped that row. The
-#: POSITION and the row prove this even if the recording is incomplete, because ``prev``
-#: is at or above every token that the writer has sent before.
-ANNOUNCED_ABSENT: Final = Check(
-    "{recording} line {line_number}: '{line}' skips {count} ids with committed rows "
-    "that were never sent; the first is {first_token}: readers have lost these rows",
-    ("recording", "line_number", "t", "line", "tables", "rows"),
-    f"""
-    SELECT stream, instance_name, recording, line_number, t,
-      line_of(is_row, stream, instance_name, prev_token, token) AS line,
-      min(stream_id) AS first_token, max(stream_id) AS last_token,
-      count(DISTINCT stream_id) AS count, any_value(tables) AS tables,
-      list({{stream_id: stream_id, source: source, row_index: row_index, row: "row"}}
-        ORDER BY rank) FILTER (rank <= {SAMPLES}) AS rows
-    FROM (
-      SELECT *, row_number() OVER (PARTITION BY recording, line_number, instance_name
-        ORDER BY stream_id, source, row_index) AS rank
-      FROM lost LEFT JOIN texts USING (stream, stream_id) JOIN streams USING (stream))
-    GROUP BY stream, instance_name, recording, line_number, t, is_row, prev_token, token
-    """,
-    Kind.ANNOUNCED_ABSENT,
-)
-
-#: A reader that received a later row of the writer, but not the missing row, has
-#: skipped the missing row. However, the recorder may be the only one that did not
-#: receive it.
-_NOT_SEEN: Final = Check(
-    "{recording}: {count} ids of {instance_name}'s {stream} are missing between "
-    "recorded ids: the recorder was disconnected, or the rows were lost in transit",
-    ("recording", "ids"),
-    f"""
-    SELECT recording, stream, instance_name, min(stream_id) AS first_token,
-      max(stream_id) AS last_token, count(*) AS count,
-      arg_min({{stream_id: stream_id, token_before: prev_token,
-        line_number: line_number, line: line_of(
-          is_row, stream, instance_name, prev_token, token)}},
-        stream_id, {SAMPLES}) AS ids
-    FROM covered('jumps') GROUP BY recording, stream, instance_name
-    """,
-    Kind.ROW_NOT_SEEN,
-)
-
-#: Late rows: rows at or below a token that readers have already reached. A claim whose
-#: previous token is at or above a row's token does not make the row late: a reader that
-#: has not received the row queries the database when the claim arrives.
-_ORDER: Final = Check(
-    "{recording}: {count} of {instance_name}'s {stream} rows were sent {how}",
-    ("recording", "lines"),
-    f"""
-    WITH passed AS (
-      SELECT *, max(token) FILTER (is_row) OVER before AS row_before,
-        max(token) FILTER (NOT is_row AND prev_token < token) OVER before AS claimed
-      FROM tokens JOIN streams USING (stream) WHERE persisted
-      WINDOW before AS (PARTITION BY recording, stream, instance_name
-        ORDER BY line_number ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)),
-    late AS (
-      SELECT * FROM passed WHERE is_row AND (token <= row_before OR token <= claimed)),
-    -- Usually only a few lines are late, so the joins are cheap.
-    same AS (
-      SELECT late.recording, late.line_number, min(other.line_number) AS first_line
-      FROM late JOIN tokens AS other USING (recording, stream, instance_name, token)
-      WHERE other.is_row AND other.line_number < late.line_number GROUP BY ALL),
-    newer AS (
-      SELECT late.recording, late.line_number, max(other.line_number) AS newer_line
-      FROM late JOIN tokens AS other ON late.recording = other.recording
-        AND late.stream = other.stream AND late.instance_name = other.instance_name
-        AND late.row_before = other.token
-      WHERE other.is_row AND other.line_number < late.line_number
-        AND late.token < late.row_before GROUP BY ALL),
-    claiming AS (
-      SELECT late.recording, late.line_number, min(claims.line_number) AS claim_line
-      FROM late JOIN claims USING (recording, stream, instance_name)
-      WHERE late.token <= late.claimed AND claims.line_number < late.line_number
-        AND claims.prev_token < late.token AND late.token <= claims.token
-      GROUP BY ALL),
-    judged AS (
-      SELECT *, coalesce(first_line, newer_line, claim_line) AS behind_line, CASE
-        WHEN idempotent THEN 'late_invalidation'
-        WHEN first_line IS NOT NULL THEN 'row_twice_on_wire'
-        ELSE 'row_out_of_order' END AS kind
-      FROM late LEFT JOIN same USING (recording, line_number)
-        LEFT JOIN newer USING (recording, line_number)
-        LEFT JOIN claiming USING (recording, line_number))
-    SELECT kind, recording, stream, instance_name, min(token) AS first_token,
-      max(token) AS last_token, count(*) AS count,
-      arg_min({{line_number: line_number,
-        line: line_of(is_row, stream, instance_name, prev_token, token),
-        behind_line: behind_line}}, line_number, {SAMPLES}) AS lines,
-      CASE kind
-        WHEN 'late_invalidation' THEN
-          'out of order or repeatedly; late rows of this stream are delivered'
-        WHEN 'row_twice_on_wire' THEN 'repeatedly; readers discard the repetitions'
-        ELSE 'after readers had advanced to their tokens or beyond; readers have lost '
-          'them' END AS how
-    FROM judged WHERE behind_line IS NOT NULL
-    GROUP BY kind, recording, stream, instance_name
-    """,
-)
-
-#: The lines at which a writer reset a stream to a lower token. In a stream that is not
-#: held in memory, a POSITION with a lower token than a row that was sent shows that the
-#: writer restarted from its persisted position.
-_RESET: Final = Check(
-    "{recording} line {line_number}: {instance_name} reset {stream} to {token} from "
-    "{token_before}",
-    ("recording", "line_number", "line", "line_number_before", "token_before"),
-    """
-    SELECT *, token AS first_token, token_before AS last_token,
-      line_of(is_row, stream, instance_name, prev_token, token) AS line
-    FROM (
-      SELECT *, lag(token) OVER in_order AS token_before,
-        lag(line_number) OVER in_order AS line_number_before,
-        max(token) FILTER (is_row) OVER (in_order
-          ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS row_before
-      FROM tokens LEFT JOIN streams USING (stream)
-      WINDOW in_order AS (
-        PARTITION BY recording, stream, instance_name ORDER BY line_number))
-    WHERE token < token_before AND (coalesce(in_memory, false)
-      OR NOT is_row AND prev_token = token AND token < row_before)
-    """,
-    Kind.STREAM_RESET,
-)
-
-#: Invalid records. If the only one is the last line, the file was still being written,
-#: or its recorder was killed.
-_DAMAGE: Final = Check(
-    "{recording} line {first_line_number}: {what}",
-    ("recording", "first_line_number", "last_line_number", "lines"),
-    """
-    SELECT recording, count(*) FILTER (is_damaged) AS count, max(line_number) AS lines,
-      min(line_number) FILTER (is_damaged) AS first_line_number,
-      max(line_number) FILTER (is_damaged) AS last_line_number,
-      if(first_line_number = lines, 'recording_cut_off', 'recording_damaged') AS kind,
-      if(first_line_number = lines,
-        'the last line is incomplete; the recorder was still writing, or was killed',
-        'not a record; its content is unknown') AS what
-    FROM wire GROUP BY recording HAVING count > 0
-    """,
-)
-
-#: Tokens beyond the last id that the stream's sequence has allocated: the audited
-#: database is not the one that allocated the token, or it lost its latest changes. A
-#: database that lost its latest changes will allocate ids that have been used before.
-#: The position of a stream that was never written is 1, whatever its sequence's value.
-_AHEAD: Final = Check(
-    "{place} has {instance_name}'s {stream} at {last_token}, but the database has "
-    "allocated ids only up to {sequence_value}: the database was restored to an "
-    "earlier state, or is another one",
-    ("seen", "sequence_value"),
-    """
-    WITH farthest AS (
-      SELECT stream, instance_name, max(token) AS last_token, false AS in_archive
-      FROM tokens GROUP BY ALL
-      UNION ALL
-      SELECT stream, first_writer, max(stream_id), true FROM ids WHERE archived
-      GROUP BY ALL),
-    ahead AS (
-      SELECT farthest.*, last_allocated AS sequence_value,
-        last_allocated + 1 AS first_token, last_token - last_allocated AS count
-      FROM farthest JOIN streams USING (stream)
-      WHERE last_allocated IS NOT NULL AND last_token > greatest(last_allocated, 1)),
-    lines AS (
-      SELECT stream, instance_name, token AS last_token, false AS in_archive,
-        min({recording: recording, line_number: line_number, line: line_of(
-          is_row, stream, instance_name, prev_token, token)}) AS seen
-      FROM tokens SEMI JOIN ahead ON tokens.stream = ahead.stream
-        AND tokens.instance_name = ahead.instance_name AND token = last_token
-      GROUP BY ALL)
-    SELECT ahead.*, coalesce(seen, {recording: 'the archive', line_number: NULL,
-      line: NULL}) AS seen, seen.recording AS place
-    FROM ahead LEFT JOIN lines USING (stream, instance_name, last_token, in_archive)
-    """,
-    Kind.TOKEN_AHEAD,
-)
-
-_ID_SAMPLE: Final = (
-    "arg_min({stream_id: stream_id, in_tables: in_tables, archived: archived, "
-    f"sent: sent}}, stream_id, {SAMPLES}) AS ids"
-)
-
-#: Ids that two writers have used.
-_TWO_WRITERS: Final = Check(
-    "{count} ids of {stream} belong to {instance_name} and to {last_writer}: the "
-    "sequence allocated them twice",
-    ("writers", "ids"),
-    f"""
-    SELECT stream, first_writer AS instance_name, last_writer,
-      min(stream_id) AS first_token, max(stream_id) AS last_token, count(*) AS count,
-      [first_writer, last_writer] AS writers, {_ID_SAMPLE}
-    FROM ids WHERE first_writer < last_writer GROUP BY stream, first_writer, last_writer
-    """,
-    Kind.ID_OF_TWO_WRITERS,
-)
-
-#: Ids that were sent or archived, but have no row in a table any more.
-_GONE: Final = Check(
-    "{count} ids of {stream} that {instance_name} wrote or sent have no rows any more: "
-    "the rows were replaced by newer rows, or deleted",
-    ("ids",),
-    f"""
-    SELECT stream, coalesce(first_writer, sender) AS instance_name,
-      min(stream_id) AS first_token, max(stream_id) AS last_token, count(*) AS count,
-      {_ID_SAMPLE}
-    FROM ids WHERE NOT in_tables GROUP BY ALL
-    """,
-    Kind.ROW_GONE,
-)
-
-#: Ids without a row of any writer in any source. All writers of a stream take ids from
-#: one sequence, so a gap between the ids of one writer usually contains ids of others.
-#: Ids above the greatest known id are not reported: their transactions may be in
-#: progress. The runs of two tasks may be adjacent, with no gap between them.
-_GAPS: Final = Check(
-    "{count} ids of {stream} in {gaps} gaps have no row of any writer: rolled back, "
-    "replaced, deleted, or lost",
-    ("before", "after", "gaps"),
-    """
-    WITH runs AS (
-      SELECT stream, {stream_id: run_last, writer: run_last_writer} AS before,
-        lead({stream_id: stream_id, writer: coalesce(first_writer, sender)})
-          OVER (PARTITION BY stream ORDER BY stream_id) AS after
-      FROM ids WHERE run_last IS NOT NULL),
-    ranked AS (
-      SELECT *, after.stream_id - before.stream_id - 1 AS size, least($max_gaps + 1,
-        row_number() OVER (PARTITION BY stream ORDER BY before DESC)) AS rank
-      FROM runs WHERE after.stream_id > before.stream_id + 1)
-    SELECT stream, arg_min(before, before.stream_id) AS before,
-      arg_max(after, after.stream_id) AS after,
-      min(before.stream_id) + 1 AS first_token, max(after.stream_id) - 1 AS last_token,
-      sum(size)::BIGINT AS count, count(*) AS gaps
-    FROM ranked GROUP BY stream, rank
-    """,
-    Kind.ID_WITHOUT_ROW,
-)
-
-#: Rows that an archive contains more than once.
-_ROWS_TWICE: Final = Check(
-    "the archive contains {count} rows of {instance_name}'s {stream} more than once",
-    ("rows",),
-    f"""
-    SELECT stream, instance_name, min(stream_id) AS first_token,
-      max(stream_id) AS last_token, count(*) AS count,
-      arg_min({{stream_id: stream_id, row_index: row_index, times: times}},
-        {{stream_id: stream_id, row_index: row_index}}, {SAMPLES}) AS rows
-    FROM (
-      SELECT stream, instance_name, stream_id, row_index, count(*) AS times
-      FROM archived SEMI JOIN (FROM ids WHERE repeated) USING (stream, stream_id)
-      GROUP BY ALL HAVING times > 1)
-    GROUP BY stream, instance_name
-    """,
-    Kind.ROW_TWICE_IN_ARCHIVE,
-)
-
-#: Lines of recordings that an archive contains more than once.
-COMMANDS_TWICE: Final = Check(
-    "the archive contains {count} lines of the recording {recording} more than once",
-    ("recording", "first_line_number", "last_line_number"),
-    """
-    SELECT recording, min(line_number) AS first_line_number,
-      max(line_number) AS last_line_number, count(*) AS count
-    FROM (SELECT recording, line_number FROM wire GROUP BY ALL HAVING count(*) > 1)
-    GROUP BY recording
-    """,
-    Kind.COMMAND_TWICE_IN_ARCHIVE,
-)
-
-#: Ids that have a row in the tables, but none in the archive. The archive job reads the
-#: rows of each writer in order, and only up to a token at or below which no further row
-#: can appear. Between the least and the greatest archived token of a writer, the
-#: archive therefore has each row of this writer, except purged rows. Rows without a
-#: writer form a group of their own.
-_NOT_ARCHIVED: Final = Check(
-    "{count} ids of {instance_name}'s {stream} have a row in the tables but none in "
-    "the archive, which has older and newer rows of this writer",
-    ("ids",),
-    f"""
-    SELECT ids.stream, ids.first_writer AS instance_name, min(stream_id) AS first_token,
-      max(stream_id) AS last_token, count(*) AS count, min(stream_id, {SAMPLES}) AS ids
-    FROM ids JOIN (
-      SELECT stream, first_writer, min(stream_id) AS low, max(stream_id) AS high
-      FROM ids WHERE archived GROUP BY ALL) AS reach
-    ON ids.stream = reach.stream
-      AND ids.first_writer IS NOT DISTINCT FROM reach.first_writer
-      AND ids.stream_id BETWEEN low AND high
-    WHERE in_tables AND NOT archived AND NOT EXISTS (
-      FROM purged WHERE purged.stream = ids.stream
-        AND ids.stream_id BETWEEN purged.first_token AND purged.last_token)
-    GROUP BY ids.stream, ids.first_writer
-    """,
-    Kind.ROW_NOT_ARCHIVED,
-)
-
-#: The checks that need no recording and no archive, although they use them.
-OF_IDS: Final = (_TWO_WRITERS, _GONE, _GAPS, _AHEAD)
-
-#: The checks of recordings, without :data:`ANNOUNCED_ABSENT`.
-OF_WIRE: Final = (_DAMAGE, _ORDER, _RESET, _NOT_SEEN)
-
-#: The checks of an archive.
-OF_ARCHIVE: Final = (_ROWS_TWICE, _NOT_ARCHIVED)
-
-#: All checks, without :data:`COMMANDS_TWICE`.
-CHECKS: Final = (*OF_IDS, *OF_WIRE, ANNOUNCED_ABSENT, *OF_ARCHIVE)
+def run_check(
+    connection: duckdb.DuckDBPyConnection, sql: str
+) -> Iterator[AuditFinding]:
+    """Yield the findings of a check."""
+    for row in rows_of(connection, sql):
+        shown = {n: "an unknown writer" if v is None else v for n, v in row.items()}
+        yield AuditFinding(
+            kind=Kind(row["kind"]),
+            stream=row.get("stream"),
+            instance_name=row.get("instance_name"),
+            first_token=row.get("first_token"),
+            last_token=row.get("last_token"),
+            count=row.get("count", 1),
+            message=row["message"].format_map(shown),
+            evidence=to_json(row["evidence"]),
+        )

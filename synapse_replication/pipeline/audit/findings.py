@@ -23,9 +23,6 @@ from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.schemas import FINDINGS_SCHEMA
 from synapse_replication.text import printable
 
-#: The maximum number of lines, rows or ids that the evidence of one finding lists.
-SAMPLES: Final = 10
-
 #: The maximum number of errors, and of warnings, that are printed individually.
 MAX_SHOWN: Final = 100
 

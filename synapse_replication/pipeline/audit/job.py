@@ -14,9 +14,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
-import attrs
 import duckdb
-import pyarrow as pa
 
 from synapse_replication.pipeline.archive.damage import DamagedFile
 from synapse_replication.pipeline.archive.snapshot import (
@@ -29,10 +27,10 @@ from synapse_replication.pipeline.audit.checks import (
     COMMANDS_TWICE,
     TOKENS,
     VIEWS,
+    run_check,
 )
 from synapse_replication.pipeline.audit.facts import read_facts
 from synapse_replication.pipeline.audit.findings import (
-    SAMPLES,
     AuditFinding,
     Kind,
     Severity,
@@ -71,19 +69,6 @@ if TYPE_CHECKING:
 #: The number of steps of :func:`audited`.
 STEPS: Final = 3
 
-#: The table ``streams`` of the checks.
-STREAMS_SCHEMA: Final = pa.schema(
-    [
-        ("stream", pa.string()),
-        ("persisted", pa.bool_()),
-        ("idempotent", pa.bool_()),
-        ("in_memory", pa.bool_()),
-        ("last_allocated", pa.int64()),
-        ("sole_writer", pa.string()),
-        ("tables", pa.list_(pa.string())),
-    ]
-)
-
 #: The columns of recorded lines that an audit needs.
 LINE_COLUMNS: Final = (
     *("recording", "line_number", "t", "command", "stream", "instance_name", "token"),
@@ -99,20 +84,6 @@ FROM sampled GROUP BY stream
 _SAMPLED_TEXTS: Final = """
 INSERT INTO texts SELECT stream, stream_id, row_index, "row", ?
 FROM found SEMI JOIN sampled USING (stream, stream_id)
-"""
-
-_ARCHIVED: Final = """
-CREATE TABLE archived (
-  stream TEXT, instance_name TEXT, stream_id BIGINT, row_index INTEGER);
-CREATE TABLE purged (stream TEXT, first_token BIGINT, last_token BIGINT);
-"""
-
-_TEXTS: Final = f"""
-CREATE TABLE sampled AS SELECT DISTINCT stream, stream_id FROM lost
-  QUALIFY row_number() OVER (
-    PARTITION BY recording, line_number ORDER BY stream_id) <= {SAMPLES};
-CREATE TABLE texts (
-  stream TEXT, stream_id BIGINT, row_index INTEGER, "row" TEXT, source TEXT);
 """
 
 #: The columns of rows by which ids are compared.
@@ -210,7 +181,7 @@ class _Audit:
         """Load the lines of the recordings and of the archive, each line once."""
         archive = self._archive
         load_lines(self._workspace, LINE_COLUMNS, recordings, archive, self._spark)
-        twice = list(COMMANDS_TWICE.run(self._workspace))
+        twice = list(run_check(self._workspace, COMMANDS_TWICE))
         if twice:
             self._workspace.execute(
                 "CREATE OR REPLACE TABLE wire AS "
@@ -255,7 +226,7 @@ class _Audit:
         damaged = () if self._archive is None else self._archive.damaged
         return [
             *map(_damaged_file, damaged),
-            *(each for check in CHECKS for each in check.run(workspace)),
+            *(each for sql in CHECKS.values() for each in run_check(workspace, sql)),
         ]
 
     # -- tables of the checks ----------------------------------------------------------
@@ -264,12 +235,15 @@ class _Audit:
         received = self._workspace.execute(
             "SELECT DISTINCT stream, instance_name FROM tokens"
         ).fetchall()
-        rows = [
-            {**attrs.asdict(stream), "sole_writer": stream.sole_writer(received)}
-            for stream in self._facts.streams.values()
-        ]
-        table = pa.Table.from_pylist(rows, STREAMS_SCHEMA)
-        load(self._workspace, "streams", STREAMS_SCHEMA, table.to_batches())
+        for stream in self._facts.streams.values():
+            values = [
+                *(stream.stream, stream.persisted, stream.idempotent, stream.in_memory),
+                *(stream.last_allocated, stream.sole_writer(received)),
+                list(stream.tables),
+            ]
+            self._workspace.execute(
+                "INSERT INTO streams VALUES (?, ?, ?, ?, ?, ?, ?)", values
+            )
 
     def _in_tables(self) -> Scan:
         """Return the rows in the tables of the database.
@@ -290,12 +264,11 @@ class _Audit:
         return {stream: (low, high) for stream, low, high in found}
 
     def _load_texts(self) -> None:
-        """Load the rows of the first few ids that each POSITION in ``lost`` skipped.
+        """Load the rows of the ids in ``sampled``.
 
         Only the range of each stream that contains these ids is read.
         """
         workspace = self._workspace
-        workspace.execute(_TEXTS)
         for each in rows_of(workspace, _RANGES):
             for source, scan in self._rows_between(**each):
                 with batches_as(workspace, "found", scan.schema, scan.batches()):
@@ -323,7 +296,6 @@ class _Audit:
     def _load_archived(self) -> None:
         """Load the rows of repeated ids, and the ranges that may be missing."""
         workspace, archive = self._workspace, self._archive
-        workspace.execute(_ARCHIVED)
         if archive is None:
             return
         (repeated,) = rows_of(workspace, "SELECT count(*) AS n FROM ids WHERE repeated")

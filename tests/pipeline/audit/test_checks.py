@@ -5,33 +5,29 @@ from __future__ import annotations
 from typing import Any
 
 import attrs
-import pyarrow as pa
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.pipeline.audit import checks
 from synapse_replication.pipeline.audit.checks import (
-    ANNOUNCED_ABSENT,
+    CHECKS,
     COMMANDS_TWICE,
-    OF_ARCHIVE,
-    OF_IDS,
-    OF_WIRE,
-    Check,
+    run_check,
 )
-from synapse_replication.pipeline.audit.findings import Kind
 from tests.pipeline.audits import (
-    KEYS_SCHEMA,
     Deployment,
     Found,
     Key,
     evidence,
     found,
     lines_of,
-    load_rows,
 )
 
-TWO_WRITERS, GONE, GAPS, AHEAD = OF_IDS
-DAMAGE, ORDER, RESET, NOT_SEEN = OF_WIRE
-ROWS_TWICE, NOT_ARCHIVED = OF_ARCHIVE
+TWO_WRITERS, GONE, GAPS, AHEAD = (
+    CHECKS[name] for name in ("two_writers", "gone", "gaps", "ahead")
+)
+DAMAGE, ORDER, RESET, NOT_SEEN = (
+    CHECKS[name] for name in ("damage", "order", "reset", "not_seen")
+)
+ROWS_TWICE, NOT_ARCHIVED = CHECKS["rows_twice"], CHECKS["not_archived"]
 
 EVENTS = tuple(("events", "w1", id_) for id_ in (2, 3, 5))
 
@@ -50,9 +46,12 @@ class CheckTests(SynchronousTestCase):
         A missing column is null; a null name is an unknown writer; evidence has no
         nulls.
         """
-        sql = "SELECT NULL AS instance_name, 2 AS count, {n: 9, m: NULL} AS it"
-        check = Check("{instance_name} has {count}", ("it",), sql, Kind.ROW_GONE)
-        (finding,) = Deployment().run(check)
+        sql = """
+            SELECT 'row_gone' AS kind, NULL AS instance_name, 2 AS count,
+              '{instance_name} has {count}' AS message,
+              {it: {n: 9, m: NULL}} AS evidence
+        """
+        (finding,) = Deployment().run(sql)
         self.assertEqual(
             found([finding]), [("row_gone", "info", None, None, None, None, 2)]
         )
@@ -61,8 +60,11 @@ class CheckTests(SynchronousTestCase):
 
     def test_kind_of_each_row(self) -> None:
         """The kind may be a column; each kind has its own severity."""
-        sql = "SELECT unnest(['row_gone', 'token_ahead']) AS kind"
-        findings = Deployment().run(Check("x", (), sql))
+        sql = """
+            SELECT unnest(['row_gone', 'token_ahead']) AS kind, 'x' AS message,
+              {x: NULL} AS evidence
+        """
+        findings = Deployment().run(sql)
         self.assertEqual(
             [(each.kind.value, each.severity.value) for each in findings],
             [("row_gone", "info"), ("token_ahead", "error")],
@@ -152,12 +154,14 @@ class GapTests(SynchronousTestCase):
 
     def test_many(self) -> None:
         """Beyond the maximum, gaps are reported together."""
-        self.patch(checks, "MAX_GAPS", 2)
         ids = (3, 4, 5, 7, 9, 20, 24, 25)
         deployment = Deployment(tables=[("events", "w1", id_) for id_ in ids])
+        with deployment.workspace() as database:
+            database.execute("CREATE OR REPLACE MACRO max_gaps() AS 2")
+            findings = list(run_check(database, GAPS))
 
         self.assertEqual(
-            found(deployment.run(GAPS)),
+            found(findings),
             [
                 ("id_without_row", "info", "events", None, 10, 19, 10),
                 ("id_without_row", "info", "events", None, 21, 23, 3),
@@ -213,10 +217,10 @@ class ArchiveTests(SynchronousTestCase):
         rows = [("events", "w1", id_, index) for id_ in (2, 3) for index in (0, 1)]
         twice = [("events", "w1", 3)] * 2
         with Deployment(archive=[("events", "w1", 2), *twice]).workspace() as database:
-            load_rows(database, "archived", KEYS_SCHEMA, rows)
-            self.assertEqual(list(ROWS_TWICE.run(database)), [])
+            database.executemany("INSERT INTO archived VALUES (?, ?, ?, ?)", rows)
+            self.assertEqual(list(run_check(database, ROWS_TWICE)), [])
             database.execute("INSERT INTO archived FROM archived")
-            findings = list(ROWS_TWICE.run(database))
+            findings = list(run_check(database, ROWS_TWICE))
         self.assertEqual(
             found(findings),
             [("row_twice_in_archive", "error", "events", "w1", 3, 3, 2)],
@@ -254,17 +258,14 @@ class ArchiveTests(SynchronousTestCase):
             ],
             **BOTH,
         )
-        fields = ("stream", pa.string()), ("first_token", pa.int64())
-        schema = pa.schema([*fields, ("last_token", pa.int64())])
         account_data = ("row_not_archived", "error", "account_data", None, 6, 6, 1)
         with deployment.workspace() as database:
-            load_rows(database, "purged", schema, [])
             self.assertEqual(
-                found(NOT_ARCHIVED.run(database)),
+                found(run_check(database, NOT_ARCHIVED)),
                 [account_data, ("row_not_archived", "error", "events", "w1", 6, 6, 1)],
             )
             database.execute("INSERT INTO purged VALUES ('events', 4, 6)")
-            self.assertEqual(found(NOT_ARCHIVED.run(database)), [account_data])
+            self.assertEqual(found(run_check(database, NOT_ARCHIVED)), [account_data])
 
 
 W1 = (("w1", 2), ("w1", 3), ("w1", 5))
@@ -402,10 +403,9 @@ class AnnouncedAbsentTests(SynchronousTestCase):
         lines = lines_of(["RDATA events w1 2 []", "POSITION events w1 2 4"])
         with Deployment(tables=EVENTS, lines=lines).workspace() as database:
             database.execute(
-                "CREATE TABLE texts AS SELECT 'events' AS stream, 3 AS stream_id, "
-                """0 AS row_index, '["row 3"]' AS row, 'tables' AS source"""
+                """INSERT INTO texts VALUES ('events', 3, 0, '["row 3"]', 'tables')"""
             )
-            findings = list(ANNOUNCED_ABSENT.run(database))
+            findings = list(run_check(database, CHECKS["announced_absent"]))
 
         self.assertEqual(
             found(findings), [("announced_absent", "error", "events", "w1", 3, 3, 1)]

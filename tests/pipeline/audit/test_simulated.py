@@ -7,7 +7,7 @@ from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.pipeline.audit.checks import OF_IDS, OF_WIRE
+from synapse_replication.pipeline.audit.checks import CHECKS, run_check
 from tests.pipeline.audits import Deployment, Key, found, lines_of
 from tests.simulation.cluster import Cluster
 from tests.simulation.runner import Run
@@ -54,7 +54,7 @@ class SimulatedTests(SynchronousTestCase):
         with deployment.workspace() as database:
             lost = database.execute("FROM lost").fetchall()
             seen = found(
-                each for check in (*OF_IDS, *OF_WIRE) for each in check.run(database)
+                each for sql in CHECKS.values() for each in run_check(database, sql)
             )
 
         self.assertEqual(lost, [])
