@@ -1,5 +1,9 @@
 """Computes the contents of a report from the tables of its workspace.
 
+The queries are in ``queries.sql``. They read the tables ``rows``, whose times are null
+if the rows' tables do not record the time of writing, and ``wire``, in which invalid
+records are marked by ``is_damaged``.
+
 The results do not grow with the number of input rows: the numbers of windows, events,
 findings, rooms and users are limited.
 """
@@ -25,9 +29,11 @@ from synapse_replication.pipeline.audit.findings import (
     notes_of,
     worst_first,
 )
-from synapse_replication.pipeline.report import queries
 from synapse_replication.pipeline.schemas import ROWS_SCHEMA, WIRE_SCHEMA, with_texts
-from synapse_replication.pipeline.workspace import rows_of
+from synapse_replication.pipeline.workspace import read_queries, rows_of
+from synapse_replication.streams.standard.registry import STANDARD_STREAMS
+
+QUERIES: Final = read_queries(__package__, "queries.sql")
 
 #: The maximum number of rooms, and of users, that are shown.
 MAX_HOT: Final = 15
@@ -57,7 +63,7 @@ ROW_COLUMNS: Final = (
     *("instance_name", "stream_id", "row_index", "written_ts", "room_id", "user_id"),
 )
 
-#: The table ``rows`` of :mod:`.queries`.
+#: The table ``rows``.
 ROWS: Final = with_texts(ROWS_SCHEMA, *ROW_COLUMNS)
 
 #: The columns of recorded lines.
@@ -71,7 +77,7 @@ Rows = Sequence[Any]
 
 @attrs.frozen(kw_only=True)
 class ReportData:
-    """The contents of a report. The rows are those of the queries in :mod:`.queries`.
+    """The contents of a report. The rows are those of the queries.
 
     :ivar made: the time at which the report was made, in UTC.
     :ivar sources: descriptions of the sources, for display.
@@ -134,12 +140,14 @@ def collect_report(
     :raises PipelineError: if there would be too many windows.
     """
     found: dict[str, Any] = {}
+    workspace.execute(QUERIES["window_of"])
     if has_rows:
         found |= _count_rows(workspace, window_s)
     if has_wire:
         found |= _count_lines(workspace, window_s)
-    hottest = queries.hottest("rows" if has_rows else "arrived")
-    hot = _fetch(workspace, hottest, limit=MAX_HOT)
+    table = "rows" if has_rows else "arrived"
+    workspace.execute(f"CREATE VIEW mentioned AS FROM {table}")
+    hot = _fetch(workspace, "hottest", limit=MAX_HOT)
     if findings is not None:
         found |= _count_findings(findings)
     return ReportData(
@@ -152,50 +160,68 @@ def collect_report(
     )
 
 
-def _fetch(workspace: duckdb.DuckDBPyConnection, sql: str, **parameters: Any) -> Rows:
-    return [SimpleNamespace(**row) for row in rows_of(workspace, sql, **parameters)]
+def _fetch(workspace: duckdb.DuckDBPyConnection, name: str, **parameters: Any) -> Rows:
+    rows = rows_of(workspace, QUERIES[name], **parameters)
+    return [SimpleNamespace(**row) for row in rows]
 
 
 def _count_rows(
     workspace: duckdb.DuckDBPyConnection, window_s: int | None
 ) -> dict[str, Any]:
-    workspace.execute(queries.COUNTS)
-    (span,) = _fetch(workspace, queries.WRITTEN)
+    workspace.execute(QUERIES["counts"])
+    (span,) = _fetch(workspace, "written")
     window = _window(window_s, span.first, span.last)
-    by_time = queries.over_time("rows", "written_ts")
     return {
-        "totals": _fetch(workspace, queries.TOTALS),
-        "batches": _fetch(workspace, queries.BATCHES),
+        "totals": _fetch(workspace, "totals"),
+        "batches": _fetch(workspace, "batches"),
         "rows_window": window,
-        "over_time": _fetch(workspace, by_time, window=window),
+        "over_time": _fetch(workspace, "over_time", window=window),
     }
 
 
 def _count_lines(
     workspace: duckdb.DuckDBPyConnection, window_s: int | None
 ) -> dict[str, Any]:
-    (span,) = _fetch(workspace, queries.SPAN)
+    (span,) = _fetch(workspace, "span")
     relative = span.first is None
     if relative:
-        workspace.execute(queries.SINCE_BEGINNING)
-        (span,) = _fetch(workspace, queries.SPAN)
+        workspace.execute(QUERIES["since_beginning"])
+        (span,) = _fetch(workspace, "span")
     window = _window(window_s, span.first, span.last)
-    workspace.execute(queries.ARRIVED)
-    workspace.execute(queries.LATE)
+    workspace.execute(_macros())
+    workspace.execute(QUERIES["arrived"])
+    workspace.execute(QUERIES["late"])
     if relative:
         workspace.execute("DELETE FROM late")
-    by_time = queries.over_time("arrived", "received_ts")
-    (events,) = _fetch(workspace, f"SELECT count(*) AS count FROM ({queries.EVENTS})")
+    lags = _fetch(workspace, "lags", window=window)
+    events = _fetch(workspace, "events", limit=MAX_EVENTS)
     return {
         "wire_window": window,
         "wire_relative": relative,
-        "arrived": _fetch(workspace, by_time, window=window),
-        "lags": _fetch(workspace, queries.LAGS),
-        "lags_over_time": _fetch(workspace, queries.LAGS_OVER_TIME, window=window),
-        "events": _fetch(workspace, f"{queries.EVENTS} LIMIT {MAX_EVENTS}"),
-        "event_count": events.count,
-        "commands": _fetch(workspace, queries.COMMANDS),
+        "arrived": _fetch(workspace, "arrived_over_time", window=window),
+        "lags": [lag for lag in lags if lag.start is None],
+        "lags_over_time": [lag for lag in lags if lag.start is not None],
+        "events": events,
+        "event_count": events[0].total if events else 0,
+        "commands": _fetch(workspace, "commands"),
     }
+
+
+def _macros() -> str:
+    """Return statements that create macros for the room and the user of a JSON row."""
+    statements = []
+    for name, field in (("room_of", "room_id"), ("user_of", "user_id")):
+        cases = []
+        for stream in STANDARD_STREAMS.values():
+            # Rows of events have several types.
+            row_type: Any = getattr(stream.description.codec, "row_type", None)
+            fields = list(attrs.fields_dict(row_type)) if row_type else []
+            if field in fields:
+                path = f"$[{fields.index(field)}]"
+                cases.append(f"WHEN '{stream.name}' THEN value ->> '{path}'")
+        case = f"CASE stream {' '.join(cases)} END"
+        statements.append(f"CREATE MACRO {name}(stream, value) AS {case};")
+    return " ".join(statements)
 
 
 def _count_findings(findings: Sequence[AuditFinding]) -> dict[str, Any]:
@@ -249,7 +275,7 @@ def choose_window(
 def hide_names(found: Iterable[Any], key: bytes) -> Rows:
     """Replace each name by a keyed hash; without the key, the name cannot be found.
 
-    :param found: the rows of :func:`.queries.hottest`.
+    :param found: the rows of the query ``hottest``.
     """
     hidden = []
     for hot in found:
