@@ -7,7 +7,6 @@ them.
 from __future__ import annotations
 
 import logging
-import pickle
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -37,9 +36,6 @@ _SLOW_START: Final = "Python worker failed to connect back"
 
 #: The maximum number of attempts to run tasks when workers are slow to start.
 _STARTS: Final = 12
-
-#: The result of a task of :func:`run_tasks`.
-_RESULT: Final = pa.schema([("pickled", pa.binary())])
 
 Batches = Iterator[pa.RecordBatch]
 
@@ -84,7 +80,7 @@ class Scan:
         if self.ids <= (FEW_IDS if few is None else few):
             yield from self.batches()
         else:
-            yield from _to_arrow(self.frame(spark())).to_batches()
+            yield from _with_retries(self.frame(spark()).toArrow).to_batches()
 
     def frame(self, session: SparkSession) -> DataFrame:
         """Return a frame; each query of the frame runs the tasks on executors."""
@@ -104,36 +100,39 @@ class Scan:
         return numbers.mapInArrow(run, from_arrow_schema(self.schema))
 
 
-def _to_arrow(frame: DataFrame) -> pa.Table:
+def run_tasks(
+    work: Callable[[Any], _T],
+    tasks: Sequence[Any],
+    ids: int,
+    spark: Callable[[], SparkSession],
+) -> list[_T]:
+    """Call a function with each task, in this process or on executors.
+
+    Unlike the frame of a :class:`Scan`, this does not use Spark's SQL engine, which
+    takes seconds to load.
+
+    :param ids: the approximate number of rows; for few rows, Spark is not used.
+    :param spark: returns the session.
+    :return: the results, in the order of the tasks.
+    """
+    if ids <= FEW_IDS:
+        return [work(task) for task in tasks]
+    parallel = spark().sparkContext.parallelize(tasks, len(tasks)).map(work)
+    return _with_retries(parallel.collect)
+
+
+def _with_retries(run: Callable[[], _T]) -> _T:
+    """Run tasks again if Spark's workers are slow to start."""
     for attempt in range(1, _STARTS):
         try:
-            return frame.toArrow()
+            return run()
         except Exception as error:
             if _SLOW_START not in str(error):
                 raise
             _logger.warning(
                 "workers are slow to start; attempt %d of %d", attempt + 1, _STARTS
             )
-    return frame.toArrow()
-
-
-def run_tasks(
-    work: Callable[[Any], _T],
-    tasks: Sequence[Any],
-    ids: int,
-    spark: Callable[[], SparkSession],
-    few: int | None = None,
-) -> list[_T]:
-    """Call a function with each task, and return the results.
-
-    The parameters are those of :class:`Scan` and of :meth:`Scan.collect`.
-    """
-
-    def read(task: Any) -> Batches:
-        yield to_batch([[pickle.dumps(work(task))]], _RESULT)
-
-    results = Scan(_RESULT, tasks, read, ids).collect(spark, few)
-    return [pickle.loads(each) for batch in results for each in batch[0].to_pylist()]
+    return run()
 
 
 def to_batch(rows: Sequence[Sequence[Any]], schema: pa.Schema) -> pa.RecordBatch:

@@ -212,7 +212,7 @@ class RowsArchiver:
         write = functools.partial(write_parts, self._store, self._conninfo, today)
         tasks = pack(batch.parts, None)
         with short_failures():
-            results = run_tasks(write, tasks, batch.ids, self._spark, IDS_PER_TASK)
+            results = run_tasks(write, tasks, batch.ids, self._spark)
         tables.reached(Point.WRITTEN)
         files = [file for found, _ in results for file in found]
         rows = {}
