@@ -68,16 +68,12 @@ class Scan:
         for task in self.tasks:
             yield from self.read(task)
 
-    def collect(
-        self, spark: Callable[[], SparkSession], few: int | None = None
-    ) -> Batches:
+    def collect(self, spark: Callable[[], SparkSession]) -> Batches:
         """Read all tasks in this process or, unless there are few rows, on executors.
 
         :param spark: returns the session.
-        :param few: the number of rows up to which this process reads; by default
-            :data:`FEW_IDS`.
         """
-        if self.ids <= (FEW_IDS if few is None else few):
+        if self.ids <= FEW_IDS:
             yield from self.batches()
         else:
             yield from _with_retries(self.frame(spark()).toArrow).to_batches()

@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final
+from typing import IO, Any, Final
 
 import attrs
 
@@ -29,9 +29,6 @@ from synapse_replication.recordings.format import (
     unpacked,
 )
 from synapse_replication.wire import commands
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 #: The suffixes of recordings in a folder.
 SUFFIXES: Final = (".jsonl", ".jsonl.gz", ".jsonl.xz")
@@ -56,16 +53,6 @@ class _File:
     recording: str
     size: int
     is_compressed: bool
-
-
-def read_recordings(
-    session: SparkSession, paths: Iterable[str | os.PathLike[str]]
-) -> DataFrame:
-    """Return the lines of recordings as a data frame of WIRE_SCHEMA, unordered.
-
-    The parameter and the exceptions are those of :func:`scan_recordings`.
-    """
-    return scan_recordings(paths).frame(session)
 
 
 def scan_recordings(paths: Iterable[str | os.PathLike[str]]) -> Scan:

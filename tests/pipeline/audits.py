@@ -83,11 +83,11 @@ class Deployment:
             (
                 stream,
                 stream in self.persisted,
-                stream in self.idempotent,
                 stream in self.in_memory,
+                stream in self.idempotent,
+                ["events", "state"],
                 self.allocated.get(stream),
                 self.sole_writers.get(stream),
-                ["events", "state"],
             )
             for stream in sorted(streams)
         ]

@@ -18,7 +18,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from synapse_replication.cli.follow import JsonPrinter, parse_line
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.schemas import WIRE_SCHEMA
-from synapse_replication.pipeline.wire_lines import read_recordings, scan_recordings
+from synapse_replication.pipeline.wire_lines import scan_recordings
 from tests.pipeline.shared_session import shared_session
 from tests.support.recordings import FULL_RECORDING
 
@@ -232,9 +232,9 @@ class ReadRecordingsTests(SynchronousTestCase):
     def test_frame(self) -> None:
         """A frame of Spark has the same lines."""
         path = self.write("a.jsonl", entry("PING 1"), entry("POSITION events w1 4 6"))
-        frame = read_recordings(shared_session(), [path])
+        frame = scan_recordings([path]).frame(shared_session())
         self.assertEqual(
             sorted(row.line for row in frame.collect()),
             [row.line for row in self.read(path)],
         )
-        self.assertEqual(read_recordings(shared_session(), []).collect(), [])
+        self.assertEqual(scan_recordings([]).frame(shared_session()).collect(), [])

@@ -18,11 +18,12 @@ from pyarrow.fs import FileSelector
 
 from synapse_replication.errors import PipelineError, excerpt
 from synapse_replication.pipeline.archive.log import MISSING
-from synapse_replication.pipeline.scan import Batches, Scan, grouped, to_batch
+from synapse_replication.pipeline.scan import FEW_KEYS, grouped, run_tasks
 from synapse_replication.pipeline.schemas import DAY
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
+    from pyspark.sql import SparkSession
 
     from synapse_replication.pipeline.archive.store import ArchiveStore
 
@@ -109,13 +110,12 @@ def dataset_of(
 
     :param schema: the columns, also ``day``. Those that the file lacks are null.
     """
-    filesystem, _ = store.filesystem()
     root = store.path(file.uri)
     return dataset.dataset(
         f"{root}/{file.path}",
         schema=schema,
         format="parquet",
-        filesystem=filesystem,
+        filesystem=store.filesystem,
         partitioning=_PARTITIONING,
         partition_base_dir=root,
     )
@@ -143,11 +143,10 @@ def wrong_sizes(
 
 
 def _sizes(store: ArchiveStore, uri: str) -> dict[str, int]:
-    filesystem, _ = store.filesystem()
     root = store.path(uri)
     selector = FileSelector(root, recursive=True, allow_not_found=True)
     try:
-        infos = filesystem.get_file_info(selector)
+        infos = store.filesystem.get_file_info(selector)
     except OSError as error:
         raise PipelineError(f"{uri} cannot be listed: {error}") from error
     return {uri + info.path[len(root) :]: info.size for info in infos if info.is_file}
@@ -156,36 +155,31 @@ def _sizes(store: ArchiveStore, uri: str) -> dict[str, int]:
 def find_damage(
     store: ArchiveStore,
     files: Sequence[ArchivedFile],
-    collect: Callable[[Scan], Batches] = Scan.batches,
+    spark: Callable[[], SparkSession] | None = None,
 ) -> list[DamagedFile]:
     """Read files, and return the damaged ones.
 
-    :param collect: returns the batches of a scan; by default, this process reads the
-        files.
+    :param spark: returns the session; called if there are many rows. ``None`` to read
+        the files in this process.
     """
-    schema = pa.schema([("file", pa.int64()), ("reason", pa.string())])
 
-    def check(numbered: Iterable[tuple[int, ArchivedFile]]) -> Batches:
-        for number, file in numbered:
-            if (reason := _check_file(store, file)) is not None:
-                yield to_batch([(number, reason)], schema)
+    def check(group: Iterable[ArchivedFile]) -> list[DamagedFile]:
+        reasons = ((file, _check_file(store, file)) for file in group)
+        return [DamagedFile(file, reason) for file, reason in reasons if reason]
 
     rows = sum(file.rows for file in files)
-    scan = Scan(schema, grouped(list(enumerate(files))), check, rows)
-    return [
-        DamagedFile(files[row["file"]], row["reason"])
-        for batch in collect(scan)
-        for row in batch.to_pylist()
-    ]
+    if spark is None or rows <= FEW_KEYS:
+        return check(files)
+    found = run_tasks(check, grouped(files), rows, spark)
+    return [each for damaged in found for each in damaged]
 
 
 def _check_file(store: ArchiveStore, file: ArchivedFile) -> str | None:
     """Read a file; return what is wrong, or ``None`` if the file is intact."""
-    filesystem, _ = store.filesystem()
     try:
         with parquet.ParquetFile(
             f"{store.path(file.uri)}/{file.path}",
-            filesystem=filesystem,
+            filesystem=store.filesystem,
             pre_buffer=True,
             page_checksum_verification=True,
         ) as opened:

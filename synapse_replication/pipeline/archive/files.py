@@ -89,7 +89,7 @@ class DayWriter:
     def __init__(
         self, store: ArchiveStore, uri: str, time_column: str, today: datetime.date
     ) -> None:
-        self._filesystem, _ = store.filesystem()
+        self._filesystem = store.filesystem
         self._uri = uri
         self._root = store.path(uri)
         self._is_local = store.is_local

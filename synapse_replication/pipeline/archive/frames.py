@@ -77,36 +77,24 @@ def read_archive(
         size of a file is wrong.
     """
     snapshot = open_snapshot(archive).intact()
-    streams = {
-        stream: _frame(
-            session, snapshot, snapshot.files_of(stream), snapshot.typed_rows(stream)
-        )
-        for stream in snapshot.schemas
-    }
-    wire = snapshot.wire(*ARCHIVED_WIRE_SCHEMA.names)
+
+    def frame(files: Sequence[ArchivedFile], scan: Scan) -> DataFrame:
+        if not files or not snapshot.store.is_local:
+            return scan.frame(session)
+        uri = files[0].uri
+        schema = from_arrow_schema(scan.schema)
+        reader = session.read.schema(schema).option("basePath", f"file://{uri}")
+        paths = (f"file://{uri}/{file.path}" for file in files)
+        return reader.parquet(*paths).select(*schema.names)
+
     return ArchivedTables(
-        streams,
-        _frame(session, snapshot, snapshot.wire_files, wire),
+        {
+            stream: frame(snapshot.files_of(stream), snapshot.typed_rows(stream))
+            for stream in snapshot.schemas
+        },
+        frame(snapshot.wire_files, snapshot.wire(*ARCHIVED_WIRE_SCHEMA.names)),
         snapshot.offsets,
         snapshot.purged,
         session,
         snapshot,
-    )
-
-
-def _frame(
-    session: SparkSession,
-    snapshot: Snapshot,
-    files: Sequence[ArchivedFile],
-    scan: Scan,
-) -> DataFrame:
-    if not files or not snapshot.store.is_local:
-        return scan.frame(session)
-    uri = files[0].uri
-    schema = from_arrow_schema(scan.schema)
-    return (
-        session.read.schema(schema)
-        .option("basePath", f"file://{uri}")
-        .parquet(*(f"file://{uri}/{file.path}" for file in files))
-        .select(*schema.names)
     )

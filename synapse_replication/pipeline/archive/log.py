@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 #: The application id of the transactions of batches.
 APPLICATION: Final = "synapse_replication.archive"
 
+#: The beginning of the application id of a recording's transaction.
+_RECORDING: Final = "recording/"
+
 _OFFSET: Final = "synapse_replication.offset"
 _BATCH: Final = "synapse_replication.batch"
 _WRITTEN_BY: Final = "synapse_replication.written_by"
@@ -128,7 +131,7 @@ def commit_properties(
     from deltalake import CommitProperties, Transaction
 
     transactions = [
-        Transaction(recording_id(name), size)
+        Transaction(f"{_RECORDING}{name}", size)
         for name, size in sorted((recordings or {}).items())
     ]
     if new:
@@ -159,14 +162,9 @@ def committer_of(table: DeltaTable, batch: int) -> str:
     return f"{commit.get(_WRITTEN_BY, 'another program')} at {when:%F %T} UTC"
 
 
-def recording_id(name: str) -> str:
-    """Return the application id of a recording's transaction."""
-    return f"recording/{name}"
-
-
 def archived_size(table: DeltaTable, name: str) -> int | None:
     """Return the archived size of a recording; ``None`` if it is not archived."""
-    return table.transaction_version(recording_id(name))
+    return table.transaction_version(f"{_RECORDING}{name}")
 
 
 # -- purges ------------------------------------------------------------------------

@@ -115,8 +115,7 @@ def repair_archive(
             continue
         report(f"check {stream}")
         uri = store.stream_uri(stream)
-        filesystem, _ = store.filesystem()
-        log_files = damaged_log_files(filesystem, store.path(uri))
+        log_files = damaged_log_files(store.filesystem, store.path(uri))
         for name, reason in log_files:
             report(f"{stream}: {uri}/_delta_log/{name} {reason}")
         lost = replace_log_files(store, uri, log_files)
@@ -144,8 +143,7 @@ def replace_log_files(
     :return: the versions of the commits.
     :raises PipelineError: if the first commit, which has the columns, is damaged.
     """
-    filesystem, _ = store.filesystem()
-    folder = f"{store.path(uri)}/_delta_log"
+    filesystem, folder = store.filesystem, f"{store.path(uri)}/_delta_log"
     versions = []
     for name, reason in damaged:
         if name == f"{0:020}.json":

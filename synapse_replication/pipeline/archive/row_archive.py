@@ -21,7 +21,7 @@ from synapse_replication.pipeline.archive.damage import wrong_sizes
 from synapse_replication.pipeline.archive.files import DayWriter, WrittenFile
 from synapse_replication.pipeline.archive.store import ArchiveStore
 from synapse_replication.pipeline.archive.table import ArchiveTable, Point
-from synapse_replication.pipeline.failures import reason_of, short_failures
+from synapse_replication.pipeline.failures import reason_of
 from synapse_replication.pipeline.scan import run_tasks
 from synapse_replication.pipeline.source.completeness import (
     last_allocated_id,
@@ -103,14 +103,10 @@ class RowsArchiver:
         self._planner = Planner(options, continuous=True)
         #: libpq's parameters for the tasks, from the last plan.
         self._conninfo: Mapping[str, Any] = {}
-        self._tables: dict[str, ArchiveTable] = {}
+        #: The tables of the archived streams; empty before :meth:`archive`.
+        self.tables: dict[str, ArchiveTable] = {}
         #: The offset up to which each stream is archived, including ids without rows.
         self.offsets: dict[str, StreamOffset] = {}
-
-    @property
-    def tables(self) -> Mapping[str, ArchiveTable]:
-        """The tables of the archived streams; empty before :meth:`archive`."""
-        return self._tables
 
     def archive(
         self,
@@ -181,7 +177,7 @@ class RowsArchiver:
                 )
             for selection in selections:
                 name = selection.stream.name
-                table = self._tables.get(name)
+                table = self.tables.get(name)
                 if table is None:
                     table = self._open(name)
                     for damaged in wrong_sizes(self._store, table.files):
@@ -204,20 +200,19 @@ class RowsArchiver:
             stream,
             self._options.catalog[stream].table.archive_schema,
         )
-        self._tables[stream] = table
+        self.tables[stream] = table
         return table
 
     def _write(self, batch: Batch) -> WrittenRows:
         today = datetime.datetime.now(datetime.timezone.utc).date()
         write = functools.partial(write_parts, self._store, self._conninfo, today)
         tasks = pack(batch.parts, None)
-        with short_failures():
-            results = run_tasks(write, tasks, batch.ids, self._spark)
+        results = run_tasks(write, tasks, batch.ids, self._spark)
         tables.reached(Point.WRITTEN)
         files = [file for found, _ in results for file in found]
         rows = {}
         for stream, offset in sorted(batch.offsets.items()):
-            table = self._tables[stream]
+            table = self.tables[stream]
             of_stream = [file for file in files if file.uri == table.uri]
             rows[stream] = sum(file.rows for file in of_stream)
             table.commit(of_stream, offset)

@@ -129,7 +129,8 @@ def run_archive(
         metrics or ArchiveMetrics(CollectorRegistry()),
         stopping or threading.Event(),
     )
-    return job.run(with_signals=with_signals)
+    with short_failures():
+        return job.run(with_signals=with_signals)
 
 
 class _Archive:
@@ -235,8 +236,7 @@ class _Archive:
         found = find_closed_recordings(self._settings.recordings)
         for recordings in plan_recordings(found, wire.archived_size):
             today = datetime.datetime.now(datetime.timezone.utc).date()
-            with short_failures():
-                files = write_recordings(self._spark, self._store, recordings, today)
+            files = write_recordings(self._spark, self._store, recordings, today)
             tables.reached(Point.WRITTEN)
             sizes = {path.name: size for path, size in recordings.items()}
             wire.commit(files, recordings=sizes)

@@ -7,7 +7,6 @@ retained until a vacuum, by default for a week. The files are read with pyarrow.
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -34,7 +33,7 @@ from synapse_replication.pipeline.archive.log import (
 )
 from synapse_replication.pipeline.archive.store import ArchiveStore, open_archive
 from synapse_replication.pipeline.json_rows import json_rows
-from synapse_replication.pipeline.scan import FEW_KEYS, Batches, Scan, grouped
+from synapse_replication.pipeline.scan import Batches, Scan, grouped
 from synapse_replication.pipeline.schemas import (
     ARCHIVED_ROWS_SCHEMA,
     ARCHIVED_WIRE_SCHEMA,
@@ -109,8 +108,7 @@ class Snapshot:
         :param spark: returns the session; called if there are many rows.
         """
         files = [*self.files, *self.wire_files]
-        collect = functools.partial(Scan.collect, spark=spark, few=FEW_KEYS)
-        return self._without(find_damage(self.store, files, collect))
+        return self._without(find_damage(self.store, files, spark))
 
     def _without(self, damaged: Iterable[DamagedFile]) -> Snapshot:
         all_damaged = [*self.damaged, *damaged]

@@ -85,10 +85,10 @@ class ArchiveStore:
 
         :raises PipelineError: if the store cannot be reached.
         """
-        filesystem, root = self.filesystem()
-        selector = FileSelector(f"{root}/{_STREAMS}", allow_not_found=True)
+        folder = self.path(f"{self.uri}/{_STREAMS}")
+        selector = FileSelector(folder, allow_not_found=True)
         try:
-            found = filesystem.get_file_info(selector)
+            found = self.filesystem.get_file_info(selector)
         except OSError as error:
             raise self._unreachable(error) from error
         return sorted(
@@ -126,9 +126,8 @@ class ArchiveStore:
 
     def _damaged_log(self, uri: str) -> PipelineError | None:
         """Return an error that names the damaged files of a log, if there are any."""
-        filesystem, _ = self.filesystem()
         try:
-            damaged = damaged_log_files(filesystem, self.path(uri))
+            damaged = damaged_log_files(self.filesystem, self.path(uri))
         except OSError:
             # The store cannot be reached, which the caller reports.
             return None
@@ -146,8 +145,23 @@ class ArchiveStore:
         """The storage options for delta-rs."""
         return dict(self.options) or None
 
-    def filesystem(self) -> tuple[FileSystem, str]:
-        """Return the file system for pyarrow, and the path of the archive in it.
+    @property
+    def filesystem(self) -> FileSystem:
+        """The file system for pyarrow.
+
+        :raises PipelineError: if the URI is invalid, or its scheme is unknown.
+        """
+        return self._located()[0]
+
+    def path(self, uri: str) -> str:
+        """Return the path of a table in the file system.
+
+        :raises PipelineError: as :attr:`filesystem`.
+        """
+        return self._located()[1] + uri.removeprefix(self.uri)
+
+    def _located(self) -> tuple[FileSystem, str]:
+        """Return the file system, and the path of the archive in it.
 
         :raises PipelineError: if the URI is invalid, or its scheme is unknown.
         """
@@ -163,11 +177,6 @@ class ArchiveStore:
                 "s3://BUCKET/PATH"
             ) from error
         return found, path
-
-    def path(self, uri: str) -> str:
-        """Return the path of a table in the file system of :meth:`filesystem`."""
-        _, root = self.filesystem()
-        return root + uri.removeprefix(self.uri)
 
     def _unreachable(self, error: Exception) -> PipelineError:
         return PipelineError(

@@ -22,8 +22,8 @@ CREATE VIEW tokens AS
   FROM wire WHERE command IN ('RDATA', 'POSITION') AND token IS NOT NULL;
 CREATE VIEW claims AS SELECT * FROM tokens WHERE NOT is_row AND prev_token < token;
 CREATE TABLE streams (
-  stream TEXT, persisted BOOLEAN, idempotent BOOLEAN, in_memory BOOLEAN,
-  last_allocated BIGINT, sole_writer TEXT, tables TEXT[]);
+  stream TEXT, persisted BOOLEAN, in_memory BOOLEAN, idempotent BOOLEAN,
+  tables TEXT[], last_allocated BIGINT, sole_writer TEXT);
 
 -- name: views
 -- Creates the other views, macros and tables that the checks use.

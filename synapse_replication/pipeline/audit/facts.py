@@ -113,8 +113,7 @@ def _audited(stream: Stream, state: StreamState | None) -> AuditedStream:
 
 
 def _reach(state: StreamState) -> int:
-    sign = -1 if state.stream.negative else 1
-    stored = (sign * (writer.stored or 0) for writer in state.writers)
+    stored = (state.stream.sign * (each.stored or 0) for each in state.writers)
     return max(state.sequence_value or 0, *stored, 0)
 
 

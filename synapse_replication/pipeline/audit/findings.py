@@ -169,14 +169,12 @@ def _known(value: Any) -> Any:
 def print_json(findings: Sequence[AuditFinding], out: TextIO) -> Counts:
     """Print all findings as one JSON object."""
     counts = Counter(finding.severity for finding in findings)
-    values = (
+    values = [
         {**finding.to_row(), "evidence": json.loads(finding.evidence)}
         for finding in findings
-    )
-    lines = ",".join(f"\n{json.dumps(value)}" for value in values)
-    out.write(f'{{"findings": [{lines}')
+    ]
     numbers = {f"{each.value}s": counts[each] for each in Severity}
-    out.write(f"\n], {json.dumps(numbers)[1:-1]}}}\n")
+    out.write(json.dumps({"findings": values, **numbers}, indent=1) + "\n")
     return counts
 
 

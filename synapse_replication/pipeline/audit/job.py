@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
+import attrs
 import duckdb
 
 from synapse_replication.pipeline.archive.damage import DamagedFile
@@ -236,11 +237,8 @@ class _Audit:
             "SELECT DISTINCT stream, instance_name FROM tokens"
         ).fetchall()
         for stream in self._facts.streams.values():
-            values = [
-                *(stream.stream, stream.persisted, stream.idempotent, stream.in_memory),
-                *(stream.last_allocated, stream.sole_writer(received)),
-                list(stream.tables),
-            ]
+            # The first six fields are the first columns.
+            values = [*attrs.astuple(stream)[:6], stream.sole_writer(received)]
             self._workspace.execute(
                 "INSERT INTO streams VALUES (?, ?, ?, ?, ?, ?, ?)", values
             )

@@ -128,9 +128,8 @@ def _sources(
     audits: bool,
 ) -> list[str]:
     sources = []
-    name = (
-        "" if settings is None else f"database {settings.conninfo.get('dbname', '')}"
-    ).strip()
+    conninfo = {} if settings is None else settings.conninfo
+    name = f"database {conninfo.get('dbname', '')}".strip()
     if archived is not None:
         sources.append(f"rows and recordings of the archive {archived.store.uri}")
     elif settings is not None:

@@ -211,13 +211,11 @@ def _lags(lags: Rows, whole: Rows, form: Form) -> Figure:
     streams = [line.stream for line in order][:_MAX_LAG_PANELS]
     figure, panels = make_panels(form, len(streams), height=2.3, share_x=True)
     for axes, stream in zip(panels, streams, strict=True):
-        lines = sorted(
-            (line for line in lags if line.stream == stream and line.start is not None),
-            key=lambda line: line.start or 0,
-        )
+        of_stream = (line for line in lags if line.stream == stream)
+        lines = sorted(of_stream, key=lambda line: line.start)
         for index, percentile in ((6, "p99"), (1, "p95"), (0, "p50")):
             axes.plot(
-                [moment(line.start or 0) for line in lines],
+                [moment(line.start) for line in lines],
                 [max(getattr(line, percentile), 0) for line in lines],
                 label=percentile,
                 color=COLOURS[index],

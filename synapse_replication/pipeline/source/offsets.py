@@ -11,14 +11,23 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Annotated, Any
 
 import attrs
+import msgspec
 
 from synapse_replication.errors import PipelineError, excerpt
 from synapse_replication.streams.tokens import MultiWriterStreamToken
 
 _MAX_ID = 2**63 - 1
+
+
+_Id = Annotated[int, msgspec.Meta(ge=0, le=_MAX_ID)]
+
+
+class _Position(msgspec.Struct, forbid_unknown_fields=True):
+    minimum: _Id = 0
+    writers: dict[str, _Id] = {}
 
 
 def _freeze(writers: Mapping[str, int]) -> Mapping[str, int]:
@@ -101,10 +110,6 @@ class StreamOffset:
         )
         return self.advance(bounded)
 
-    def covers(self, writer: str, token: int) -> bool:
-        """Return whether the offset covers a row: whether the row was read."""
-        return token <= self.position(writer)
-
     def to_json(self) -> dict[str, Any]:
         """Return the JSON value, with sorted keys."""
         return {"minimum": self.minimum, "writers": dict(self.writers)}
@@ -115,26 +120,16 @@ class StreamOffset:
 
         :raises PipelineError: if the value is not a position.
         """
-        if _is_id(value):
-            return cls(value)
-        if (
-            isinstance(value, dict)
-            and value.keys() <= {"minimum", "writers"}
-            and _is_id(value.get("minimum", 0))
-            and isinstance(value.get("writers", {}), dict)
-            and all(map(_is_id, value.get("writers", {}).values()))
-        ):
-            return cls(value.get("minimum", 0), value.get("writers", {}))
-        raise PipelineError(
-            f"{excerpt(json.dumps(value))} is not a position; write a number of "
-            '0 or more, or an object like {"minimum": 5, "writers": {"master": 7}}'
-        )
-
-
-def _is_id(value: Any) -> bool:
-    return (
-        isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MAX_ID
-    )
+        try:
+            found = msgspec.convert(value, _Id | _Position)
+        except msgspec.ValidationError:
+            raise PipelineError(
+                f"{excerpt(json.dumps(value))} is not a position; write a number of "
+                '0 or more, or an object like {"minimum": 5, "writers": {"master": 7}}'
+            ) from None
+        if isinstance(found, int):
+            return cls(found)
+        return cls(found.minimum, found.writers)
 
 
 def offsets_to_json(offsets: Mapping[str, StreamOffset]) -> dict[str, Any]:

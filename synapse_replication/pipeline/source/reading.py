@@ -163,13 +163,8 @@ def _after(batch: pa.RecordBatch, last: tuple[int, int]) -> pa.RecordBatch:
     if batch.column(0)[0].as_py() > token:
         return batch
     tokens, indices = (batch.column(i).to_numpy() for i in (0, 1))
-    return batch.slice(
-        int(
-            np.count_nonzero(
-                (tokens < token) | ((tokens == token) & (indices <= index))
-            )
-        )
-    )
+    read = (tokens < token) | ((tokens == token) & (indices <= index))
+    return batch.slice(int(np.count_nonzero(read)))
 
 
 def _explain(conninfo: Mapping[str, Any], part: Part) -> SkippedId | None:

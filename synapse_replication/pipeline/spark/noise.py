@@ -11,7 +11,7 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 #: Lines that are irrelevant to the job.
@@ -109,8 +109,8 @@ def filtered_stderr(errors: JavaErrors) -> Iterator[int]:
 
 def _copy(reader: int, errors: JavaErrors) -> None:
     with os.fdopen(reader, "rb") as pipe:
-        read = (line.decode(errors="replace") for line in _lines(pipe.readline))
-        for line in without_noise(read):
+        lines = iter(lambda: pipe.readline(_LONGEST), b"")
+        for line in without_noise(each.decode(errors="replace") for each in lines):
             errors.add(line)
     errors.ended.set()
 
@@ -123,8 +123,3 @@ def _print(line: str) -> None:
     with contextlib.suppress(OSError, ValueError, AttributeError):
         out.write(line)
         out.flush()
-
-
-def _lines(readline: Callable[[int], bytes]) -> Iterator[bytes]:
-    while line := readline(_LONGEST):
-        yield line

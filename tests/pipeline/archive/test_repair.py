@@ -16,7 +16,8 @@ from deltalake import DeltaTable
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import PipelineError
-from synapse_replication.pipeline.archive import repair, snapshot as snapshots
+from synapse_replication.pipeline import scan
+from synapse_replication.pipeline.archive import damage, repair
 from synapse_replication.pipeline.archive.damage import (
     ArchivedFile,
     DamagedFile,
@@ -85,7 +86,7 @@ class RepairTests(SynchronousTestCase):
 
     def change(self, path: str, work: Callable[[bytes], bytes] | None) -> None:
         """Replace the content of a file below the table; ``None`` deletes the file."""
-        filesystem, _ = self.store.filesystem()
+        filesystem = self.store.filesystem
         full = f"{self.store.path(self.uri)}/{path}"
         with filesystem.open_input_file(full) as file:
             content = file.read()
@@ -128,7 +129,8 @@ class RepairTests(SynchronousTestCase):
                 self.assertIn("archive --repair", str(caught.exception))
             if "CRC" in reason:
                 # Check the files in tasks.
-                self.patch(snapshots, "FEW_KEYS", 0)
+                self.patch(damage, "FEW_KEYS", 0)
+                self.patch(scan, "FEW_IDS", 0)
             snapshot = open_snapshot(self.archive).verified(shared_session)
             (damaged,) = snapshot.damaged
             self.assertIn(reason, str(damaged))

@@ -85,7 +85,7 @@ class StoreTests(SynchronousTestCase):
             "AWS_ALLOW_HTTP": "true",
         }
         store = ArchiveStore("s3://bucket/archive", options)
-        self.patch(ArchiveStore, "filesystem", _no_route)
+        self.patch(ArchiveStore, "filesystem", _NoRoute())
         error = self.assertRaises(PipelineError, store.streams)
         self.assertIn("the archive s3://bucket/archive cannot be read: ", str(error))
         self.assertNotIn("hush", str(error))
@@ -94,7 +94,3 @@ class StoreTests(SynchronousTestCase):
 class _NoRoute:
     def get_file_info(self, selector: object) -> object:
         raise OSError("no route to host")
-
-
-def _no_route(store: ArchiveStore) -> tuple[_NoRoute, str]:
-    return _NoRoute(), "bucket/archive"

@@ -136,8 +136,7 @@ class RowsTests(SynchronousTestCase):
             (writer or "x", token)
             for writer in WRITERS
             for token in range(low + 1, high + 1)
-            if end.covers(writer or "", token)
-            and not start.covers(writer or "", token)
+            if start.position(writer or "") < token <= end.position(writer or "")
             and (wanted is None or (writer or "x") in wanted)
         ]
         self.assertEqual(sorted(found), sorted(expected))
