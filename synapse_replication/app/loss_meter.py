@@ -34,12 +34,12 @@ from synapse_replication.handlers.observer import ReplicationObserver, handles
 from synapse_replication.handlers.timer import Timer
 from synapse_replication.storage import queries
 from synapse_replication.storage.committed import (
+    RowIds,
     committed_tokens,
-    existing_ranges,
+    existing_tables,
     newest_tokens,
     writers_of,
 )
-from synapse_replication.storage.row_queries import RangeQuery
 from synapse_replication.storage.transactions import TransactionRunner
 from synapse_replication.streams.ledger import TokenLedger
 from synapse_replication.wire.commands import Command, PositionCommand, RdataCommand
@@ -119,11 +119,11 @@ class _Writer:
 class _Read:
     """The result of one check of the database.
 
-    :ivar tables: the queries of each stream, without those whose tables do not exist.
+    :ivar tables: the ids of each stream's rows, in the tables that exist.
     :ivar committed: the committed tokens, and the token up to which they are complete.
     """
 
-    tables: Mapping[str, Sequence[RangeQuery]]
+    tables: Mapping[str, Sequence[RowIds]]
     positions: Mapping[Key, int]
     committed: Mapping[Key, tuple[list[int], int]]
 
@@ -135,8 +135,8 @@ class LossMeter(ReplicationObserver):
     them is down.
 
     :param streams: by its name in ``stream_positions``: the stream's name on the wire,
-        and the queries for its rows.
-    :param unstored: the query for the rows of each stream without stored positions, by
+        and the ids of its rows.
+    :param unstored: the ids of the rows of each stream without stored positions, by
         its name.
     :param links: the number of links.
     :param observer: notified of rows that were never announced, and of failures.
@@ -146,19 +146,19 @@ class LossMeter(ReplicationObserver):
 
     def __init__(
         self,
-        streams: Mapping[str, tuple[str, Sequence[RangeQuery]]],
+        streams: Mapping[str, tuple[str, Sequence[RowIds]]],
         database: TransactionRunner,
         clock: Clock,
         observer: ReplicationObserver,
         report: Callable[[LossFinding], object],
         *,
-        unstored: Mapping[str, RangeQuery] = MappingProxyType({}),
+        unstored: Mapping[str, RowIds] = MappingProxyType({}),
         links: int = 1,
         patience: float = PATIENCE,
     ) -> None:
         self._names = {stored: name for stored, (name, _) in streams.items()}
         self._unstored = unstored
-        self._tables: Mapping[str, Sequence[RangeQuery]] = {
+        self._tables: Mapping[str, Sequence[RowIds]] = {
             **dict(streams.values()),
             **{name: [each] for name, each in unstored.items()},
         }
@@ -300,7 +300,7 @@ class LossMeter(ReplicationObserver):
     def _is_alone(self, key: Key) -> bool:
         """Return whether the rows of a writer can be told from those of others."""
         stream_name = key[0]
-        return all(each.writer_column for each in self._tables[stream_name]) or (
+        return all(each.column.writer_column for each in self._tables[stream_name]) or (
             sum(name == stream_name for name, _ in self._writers) == 1
         )
 
@@ -312,7 +312,7 @@ class LossMeter(ReplicationObserver):
         txn.execute("SET TRANSACTION READ ONLY")
         tables = self._tables
         if not self._has_found_tables:
-            tables = {name: existing_ranges(txn, each) for name, each in tables.items()}
+            tables = {name: existing_tables(txn, each) for name, each in tables.items()}
         committed = {
             key: committed_tokens(txn, tables[key[0]], key[1], after, upto, MAX_READ)
             for key, (after, upto) in ranges.items()
@@ -325,7 +325,7 @@ class LossMeter(ReplicationObserver):
         }
         for name in self._unstored:
             for each in tables[name]:
-                newest = newest_tokens(txn, each, writers_of(txn, each))
+                newest = newest_tokens(txn, each, writers_of(txn, each.column))
                 positions |= {(name, writer): id_ for writer, id_ in newest.items()}
         return _Read(tables, positions, committed)
 

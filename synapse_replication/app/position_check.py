@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from synapse_replication.handlers.epochs import PeerEpochs
 from synapse_replication.handlers.handler import ReplicationCommandHandler
 from synapse_replication.handlers.observer import ReplicationObserver
-from synapse_replication.storage.committed import ranges_of
+from synapse_replication.storage.committed import row_ids_of
 from synapse_replication.storage.stored_positions import StoredPositionCheck
 from synapse_replication.storage.transactions import TransactionRunner
 from synapse_replication.streams.standard.registry import StandardStream
@@ -53,7 +53,7 @@ def start_position_check(
     check = StoredPositionCheck(
         database,
         stored,
-        {name: ranges_of(streams[name]) for name in (*stored.values(), *unstored)},
+        {name: row_ids_of(streams[name]) for name in (*stored.values(), *unstored)},
         unstored,
         handler,
         lambda name: epochs.is_reporting(name, clock.seconds()),

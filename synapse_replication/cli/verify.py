@@ -30,9 +30,8 @@ from synapse_replication.instrumentation.prometheus import (
     PrometheusObserver,
     ReplicationMetrics,
 )
-from synapse_replication.storage.committed import ranges_of
+from synapse_replication.storage.committed import RowIds, row_ids_of
 from synapse_replication.storage.database import Database
-from synapse_replication.storage.row_queries import RangeQuery
 from synapse_replication.streams.rows import encode_json
 from synapse_replication.streams.table import TableStream
 from synapse_replication.text import printable
@@ -44,33 +43,33 @@ _PREFIXES = (
 )
 
 
-def ranges_of_streams(
+def row_ids_of_streams(
     config: ProcessConfig, names: Collection[str]
-) -> dict[str, tuple[str, Sequence[RangeQuery]]]:
-    """Return the queries for the rows of the streams that have stored positions.
+) -> dict[str, tuple[str, Sequence[RowIds]]]:
+    """Return the ids of the rows of the streams that have stored positions.
 
     :param names: the names of the streams to select; all if empty.
     :return: by the stream's name in ``stream_positions``, its name on the wire and the
-        queries.
+        ids of its rows.
     """
-    found: dict[str, tuple[str, Sequence[RangeQuery]]] = {}
+    found: dict[str, tuple[str, Sequence[RowIds]]] = {}
     for name, stream in config.stored.items():
         if names and name not in names:
             continue
         if isinstance(stream, TableStream) or stream.positions_name is not None:
-            found[stream.positions_name or name] = name, ranges_of(stream)
+            found[stream.positions_name or name] = name, row_ids_of(stream)
     return found
 
 
-def unstored_ranges(
+def unstored_row_ids(
     config: ProcessConfig, names: Collection[str]
-) -> dict[str, RangeQuery]:
-    """Return the query for the rows of each stream without stored positions, by name.
+) -> dict[str, RowIds]:
+    """Return the ids of the rows of each stream without stored positions, by name.
 
     :param names: the names of the streams to select; all if empty.
     """
     return {
-        name: ranges_of(stream)[0]
+        name: row_ids_of(stream)[0]
         for name, stream in config.stored.items()
         if not isinstance(stream, TableStream)
         and stream.positions_name is None
@@ -170,12 +169,12 @@ def make_meter(
     output = Output(sys.stdout, reactor, lambda error: follower.fail(error))
     show = print_json(output) if as_json else print_text(output)
     meter = LossMeter(
-        ranges_of_streams(config, streams),
+        row_ids_of_streams(config, streams),
         database,
         clock,
         CompositeObserver([metrics, logs]),
         show,
-        unstored=unstored_ranges(config, streams),
+        unstored=unstored_row_ids(config, streams),
         links=1 if config.redis is not None else len(config.tcp_connect),
         patience=patience,
     )

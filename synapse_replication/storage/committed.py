@@ -5,31 +5,42 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from msgspec import Struct
+
 from synapse_replication.storage import queries
 from synapse_replication.storage.id_streams import Lookup, exists, find_lookups
-from synapse_replication.storage.row_queries import (
-    RangeQuery,
-    declared_query,
-    id_expressions,
-)
-from synapse_replication.storage.synapse_tables import STANDARD_QUERIES
 from synapse_replication.streams.id_column import IdColumn
-from synapse_replication.streams.standard.registry import StandardStream
+from synapse_replication.streams.standard.registry import (
+    TABLES_WITHOUT_ROWS,
+    StandardStream,
+)
 
 if TYPE_CHECKING:
     from synapse_replication.streams.table import TableStream
 
 
-def ranges_of(stream: StandardStream | TableStream) -> list[RangeQuery]:
-    """Return the queries for the rows of a stream in the database, of all writers."""
-    if isinstance(stream, StandardStream):
-        return [query.range for query in STANDARD_QUERIES[stream.name]]
-    return [declared_query(stream).range]
+class RowIds(Struct, frozen=True):
+    """The ids of a stream's rows in one table.
+
+    :ivar negative: whether the ids are negative and count down.
+    """
+
+    column: IdColumn
+    negative: bool = False
+
+
+def row_ids_of(stream: StandardStream | TableStream) -> list[RowIds]:
+    """Return the ids of a stream's rows in each of its tables, of all writers."""
+    return [
+        RowIds(column, stream.negative)
+        for column in stream.id_columns
+        if column.table not in TABLES_WITHOUT_ROWS
+    ]
 
 
 def committed_tokens(
     txn: Any,
-    ranges: Sequence[RangeQuery],
+    tables: Sequence[RowIds],
     instance_name: str,
     from_token: int,
     upto_token: int,
@@ -44,7 +55,7 @@ def committed_tokens(
     """
     found: set[int] = set()
     upto = upto_token
-    for each in ranges:
+    for each in tables:
         txn.execute(
             committed_query(each),
             {
@@ -62,42 +73,43 @@ def committed_tokens(
     return sorted(each for each in found if each <= upto), upto
 
 
-def committed_query(each: RangeQuery) -> str:
+def committed_query(ids: RowIds) -> str:
     """Return a query for a writer's committed tokens in a range, in order."""
-    token, order, bounds = id_expressions(
-        queries.identifier(each.id_column), each.negative
+    column = ids.column
+    token, order, bounds = queries.id_expressions(
+        queries.identifier(column.id_column), ids.negative
     )
     writer = "TRUE"
-    if each.writer_column is not None:
-        writer = f"{queries.identifier(each.writer_column)} = %(instance_name)s"
+    if column.writer_column is not None:
+        writer = f"{queries.identifier(column.writer_column)} = %(instance_name)s"
     return (
-        f"SELECT {token} FROM {queries.identifier(each.table)} "
+        f"SELECT {token} FROM {queries.identifier(column.table)} "
         f"WHERE {writer} AND {bounds} ORDER BY {order} LIMIT %(limit)s"
     )
 
 
-def newest_tokens(txn: Any, each: RangeQuery, writers: Sequence[str]) -> dict[str, int]:
+def newest_tokens(txn: Any, ids: RowIds, writers: Sequence[str]) -> dict[str, int]:
     """Return the newest token of each writer in a stream without stored positions.
 
     Lower ids of a writer may still be in flight.
     """
-    column = IdColumn(each.table, each.id_column, each.writer_column)
     txn.execute(
-        queries.greatest_ids_of_writers(column, each.negative),
+        queries.greatest_ids_of_writers(ids.column, ids.negative),
         {"writers": list(writers)},
     )
     return {writer: abs(id_) for writer, id_ in txn.fetchall() if id_ is not None}
 
 
-def writers_of(txn: Any, each: RangeQuery) -> list[str]:
+def writers_of(txn: Any, column: IdColumn) -> list[str]:
     """Return the names of the writers that have rows, by a few index searches."""
-    column = IdColumn(each.table, each.id_column, each.writer_column)
     if Lookup.BY_WRITER not in find_lookups(txn, column):
         return []
     txn.execute(queries.writers_of_table(column))
     return [name for (name,) in txn.fetchall()]
 
 
-def existing_ranges(txn: Any, ranges: Sequence[RangeQuery]) -> list[RangeQuery]:
-    """Return the queries whose tables exist."""
-    return [each for each in ranges if exists(txn, queries.identifier(each.table))]
+def existing_tables(txn: Any, tables: Sequence[RowIds]) -> list[RowIds]:
+    """Return the ids whose tables exist."""
+    return [
+        each for each in tables if exists(txn, queries.identifier(each.column.table))
+    ]

@@ -218,6 +218,20 @@ def greatest_ids_of_writers(column: IdColumn, negative: bool) -> str:
     """
 
 
+def id_expressions(id_column: str, negative: bool) -> tuple[str, str, str]:
+    """Return the expressions of a query that walks an index of the ids.
+
+    :param id_column: the column, quoted if necessary.
+    :param negative: whether ids count down.
+    :return: the token, the order, and the condition for ``after`` and ``up_to``.
+    """
+    if negative:
+        bounds = f"{id_column} < -%(after)s AND {id_column} >= -%(up_to)s"
+        return f"-{id_column}", f"{id_column} DESC", bounds
+    bounds = f"{id_column} > %(after)s AND {id_column} <= %(up_to)s"
+    return id_column, id_column, bounds
+
+
 def writers_of_table(column: IdColumn) -> str:
     """Select the name of each writer that has rows, by one index search per name.
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
-from synapse_replication.storage.queries import identifier
+from synapse_replication.storage.queries import id_expressions, identifier
 
 if TYPE_CHECKING:
     from synapse_replication.streams.table import TableStream
@@ -106,20 +106,6 @@ class RowQuery(Struct, frozen=True):
     range: RangeQuery
     distinct: bool = False
     as_json: bool = False
-
-
-def id_expressions(id_column: str, negative: bool) -> tuple[str, str, str]:
-    """Return the expressions of a query that walks an index of the ids.
-
-    :param id_column: the column, quoted if necessary.
-    :param negative: whether ids count down.
-    :return: the token, the order, and the condition for ``after`` and ``up_to``.
-    """
-    if negative:
-        bounds = f"{id_column} < -%(after)s AND {id_column} >= -%(up_to)s"
-        return f"-{id_column}", f"{id_column} DESC", bounds
-    bounds = f"{id_column} > %(after)s AND {id_column} <= %(up_to)s"
-    return id_column, id_column, bounds
 
 
 def declared_query(declaration: TableStream) -> RowQuery:

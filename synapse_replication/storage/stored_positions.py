@@ -48,11 +48,11 @@ from synapse_replication.handlers.timer import Timer
 from synapse_replication.periodic import until_next
 from synapse_replication.storage import queries
 from synapse_replication.storage.committed import (
+    RowIds,
     committed_tokens,
-    existing_ranges,
+    existing_tables,
     newest_tokens,
 )
-from synapse_replication.storage.row_queries import RangeQuery
 from synapse_replication.storage.transactions import TransactionRunner
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def _read_timeline(txn: Any) -> str | None:
 class _Found(Struct, frozen=True):
     """The result of one read.
 
-    :ivar tables: the queries whose tables exist.
+    :ivar tables: the ids of rows, in the tables that exist.
     :ivar stored: the stored positions.
     :ivar tokens: these, and the newest tokens of streams without stored positions.
     :ivar timeline: PostgreSQL's timeline; ``None`` if it cannot be read.
@@ -116,7 +116,7 @@ class _Found(Struct, frozen=True):
         the inclusive upper bound of the tokens that do not exist any more.
     """
 
-    tables: Mapping[str, Sequence[RangeQuery]]
+    tables: Mapping[str, Sequence[RowIds]]
     stored: Tokens
     tokens: Tokens
     committed: Committed
@@ -125,7 +125,7 @@ class _Found(Struct, frozen=True):
 
 
 def find_gone(
-    txn: Any, tables: Mapping[str, Sequence[RangeQuery]], samples: Sequence[Tokens]
+    txn: Any, tables: Mapping[str, Sequence[RowIds]], samples: Sequence[Tokens]
 ) -> dict[tuple[str, str], tuple[int, int]]:
     """Return the ranges in which each writer's rows do not exist any more.
 
@@ -166,7 +166,7 @@ class StoredPositionCheck:
     Use it in the reactor's thread.
 
     :param writers: see :func:`read_tokens`.
-    :param tables: the queries for the rows of each stream, by its name on the wire.
+    :param tables: the ids of each stream's rows, by its name on the wire.
     :param unstored: the writers of each stream without stored positions, by its name.
     :param handler: knows what arrived, and fetches or delivers what did not.
     :param is_reporting: returns whether a writer reports its positions by the
@@ -179,7 +179,7 @@ class StoredPositionCheck:
         self,
         database: TransactionRunner,
         writers: Mapping[tuple[str, str], str],
-        tables: Mapping[str, Sequence[RangeQuery]],
+        tables: Mapping[str, Sequence[RowIds]],
         unstored: Mapping[str, Sequence[str]],
         handler: ReplicationCommandHandler,
         is_reporting: Callable[[str], bool],
@@ -191,12 +191,12 @@ class StoredPositionCheck:
     ) -> None:
         self._database = database
         self._writers = writers
-        self._tables: Mapping[str, Sequence[RangeQuery]] = {
+        self._tables: Mapping[str, Sequence[RowIds]] = {
             name: ranges
             for name, ranges in tables.items()
             # Otherwise, the rows of several writers cannot be told apart.
             if name in unstored
-            or all(each.writer_column for each in ranges)
+            or all(each.column.writer_column for each in ranges)
             or sum(of == name for of in writers.values()) == 1
         }
         self._unstored = unstored
@@ -269,7 +269,7 @@ class StoredPositionCheck:
         tables = self._tables
         if not self._has_found_tables:
             # A stream may lack some of its tables.
-            tables = {name: existing_ranges(txn, each) for name, each in tables.items()}
+            tables = {name: existing_tables(txn, each) for name, each in tables.items()}
         stored = read_tokens(txn, self._writers)
         tokens = dict(stored)
         for name, writers in self._unstored.items():

@@ -21,12 +21,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from types import MappingProxyType
 
-from synapse_replication.storage.row_queries import (
-    Detail,
-    RangeQuery,
-    RowQuery,
-    id_expressions,
-)
+from synapse_replication.storage.queries import id_expressions
+from synapse_replication.storage.row_queries import Detail, RangeQuery, RowQuery
 
 _OF_WRITER = "instance_name = %(instance_name)s"
 

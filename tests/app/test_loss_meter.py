@@ -8,22 +8,17 @@ from twisted.trial.unittest import TestCase
 
 from synapse_replication.app.loss_meter import CHECK_EVERY, LossFinding, LossMeter
 from synapse_replication.handlers.events import LinkDown, LinkUp
+from synapse_replication.storage.committed import RowIds
 from synapse_replication.storage.database import Database
-from synapse_replication.storage.row_queries import RangeQuery
+from synapse_replication.streams.id_column import IdColumn
 from synapse_replication.wire.close_reason import CloseReason
 from synapse_replication.wire.commands import PositionCommand, RdataCommand
 from tests.storage.doubles import FakeReactor, PostgresMixin
 from tests.support.recording_observer import RecordingObserver
 
 
-def table(name: str, writer_column: str | None = "instance_name") -> RangeQuery:
-    return RangeQuery(
-        table=name,
-        alias="source",
-        id_column="stream_id",
-        writer_column=writer_column,
-        columns=(),
-    )
+def table(name: str, writer_column: str | None = "instance_name") -> RowIds:
+    return RowIds(IdColumn(name, "stream_id", writer_column))
 
 
 class LossMeterTests(PostgresMixin, TestCase):
@@ -44,9 +39,7 @@ class LossMeterTests(PostgresMixin, TestCase):
         self.found: list[LossFinding] = []
         await self.begin(table("foobar"), table("missing"))
 
-    async def begin(
-        self, *tables: RangeQuery, unstored: RangeQuery | None = None
-    ) -> None:
+    async def begin(self, *tables: RowIds, unstored: RowIds | None = None) -> None:
         self.meter = LossMeter(
             {"foobar": ("foo", tables)} if tables else {},
             self.database,

@@ -26,7 +26,7 @@ from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
 from synapse_replication.storage import queries
-from synapse_replication.storage.committed import committed_query
+from synapse_replication.storage.committed import RowIds, committed_query
 from synapse_replication.storage.inserts import declared_insert
 from synapse_replication.storage.row_queries import declared_query
 from synapse_replication.streams.table import TableStream
@@ -183,7 +183,7 @@ class SimulatedDatabase:
 
         self.statements[declared_query(table).sql] = page
         self.statements[declared_insert(table).sql] = insert
-        self.statements[committed_query(declared_query(table).range)] = committed
+        self.statements[committed_query(RowIds(column))] = committed
         self.statements[queries.greatest_id(column, False)] = greatest
         self.statements[queries.ids_beyond(column, False)] = beyond
         self.statements[queries.writers_beyond(column, False)] = writers_beyond

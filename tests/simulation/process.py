@@ -35,6 +35,7 @@ from synapse_replication.handlers.sending.streamer import (
 )
 from synapse_replication.redis.link import RedisReplicationLink
 from synapse_replication.redis.options import RedisOptions
+from synapse_replication.storage.committed import row_ids_of
 from synapse_replication.storage.id_generators import (
     MultiWriterIdGenerator,
     load_id_generator,
@@ -210,7 +211,7 @@ class Process:
                 for table in TABLES
                 for writer in writers.get(table.name, ())
             },
-            {table.name: [declared_query(table).range] for table in TABLES},
+            {table.name: row_ids_of(table) for table in TABLES},
             unstored,
             self.handler,
             lambda name: self.epochs.is_reporting(name, seconds()),

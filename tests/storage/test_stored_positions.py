@@ -10,13 +10,14 @@ from twisted.internet.task import deferLater
 from twisted.trial.unittest import TestCase
 
 from synapse_replication.handlers.events import DatabaseSetBack
+from synapse_replication.storage.committed import RowIds
 from synapse_replication.storage.database import Database
-from synapse_replication.storage.row_queries import RangeQuery
 from synapse_replication.storage.stored_positions import (
     GRACE,
     SKIPPED,
     StoredPositionCheck,
 )
+from synapse_replication.streams.id_column import IdColumn
 from tests.storage.doubles import FakeReactor, PostgresMixin, RecordingObserver
 
 INTERVAL = 5.0
@@ -75,13 +76,7 @@ class StoredPositionCheckTests(PostgresMixin, TestCase):
             {("foobar", "w1"): "foo", ("foobar", "w2"): "foo"},
             {
                 name: [
-                    RangeQuery(
-                        table=table,
-                        alias="source",
-                        id_column="stream_id",
-                        writer_column="instance_name",
-                        columns=(),
-                    )
+                    RowIds(IdColumn(table, "stream_id", "instance_name"))
                     for table in (name + "bar", "missing")
                 ]
                 for name in ("foo", "bar")

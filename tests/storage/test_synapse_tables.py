@@ -10,9 +10,11 @@ from typing import Any
 import psycopg2
 from twisted.trial.unittest import SynchronousTestCase
 
+from synapse_replication.storage.committed import RowIds, row_ids_of
 from synapse_replication.storage.database import Transaction
 from synapse_replication.storage.row_pages import read_page
 from synapse_replication.storage.synapse_tables import STANDARD_QUERIES
+from synapse_replication.streams.id_column import IdColumn
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS
 from synapse_replication.streams.stream import StreamUpdateResult
 from synapse_replication.testing.servers import shared_postgres
@@ -48,6 +50,20 @@ class StandardQueriesTests(SynchronousTestCase):
 
         self.assertEqual(STANDARD_STREAMS.keys() - STANDARD_QUERIES.keys(), in_memory)
         self.assertEqual({name for name, _ in ON_THE_WIRE}, STANDARD_QUERIES.keys())
+
+    def test_tables_of_ids(self) -> None:
+        """The rows are read from those tables in which their ids are checked."""
+        for name, found in STANDARD_QUERIES.items():
+            tables = {
+                RowIds(
+                    IdColumn(
+                        each.range.table, each.range.id_column, each.range.writer_column
+                    ),
+                    each.range.negative,
+                )
+                for each in found
+            }
+            self.assertEqual(tables, set(row_ids_of(STANDARD_STREAMS[name])), name)
 
     def test_rows_are_as_on_the_wire(self) -> None:
         """The queries return the rows that the writer sends, in the writer's order."""

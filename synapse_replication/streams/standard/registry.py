@@ -22,6 +22,9 @@ from synapse_replication.streams.stream import StreamDescription
 
 _ROW_TYPES = "synapse_replication.streams.standard.row_types"
 
+#: The tables that store ids of a standard stream, but whose rows are not on the wire.
+TABLES_WITHOUT_ROWS = frozenset({"device_lists_remote_pending"})
+
 #: The instance name of the main process.
 MAIN_INSTANCE = "master"
 
