@@ -14,7 +14,7 @@ from typing import Any
 import psycopg2
 
 from synapse_replication.dropin.settings import variable
-from synapse_replication.storage.writer_lock import (
+from synapse_replication.storage.name_lock import (
     RETRY_EVERY,
     WAIT,
     lock_key,

@@ -1,0 +1,91 @@
+"""An advisory lock for an instance's name in PostgreSQL: its key and its queries.
+
+:mod:`~synapse_replication.storage.writer_lock` acquires and checks it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import datetime
+from typing import Any
+
+from msgspec import Struct
+
+from synapse_replication.errors import StorageError
+
+#: How long to wait for a lock that another process holds, in s.
+WAIT = 10.0
+#: The interval between two attempts to acquire the lock, in s.
+RETRY_EVERY = 0.5
+
+_SETTINGS = """
+    SELECT set_config('tcp_keepalives_idle', '10', false),
+        set_config('tcp_keepalives_interval', '5', false),
+        set_config('tcp_keepalives_count', '3', false)
+"""
+_HOLDER = """
+    SELECT lock.pid, coalesce(host(client_addr), 'this machine'), application_name,
+        backend_start
+    FROM pg_locks AS lock LEFT JOIN pg_stat_activity AS session USING (pid)
+    WHERE locktype = 'advisory' AND granted AND classid = %s AND objid = %s
+        AND objsubid = 2 AND lock.database = (
+            SELECT oid FROM pg_database WHERE datname = current_database()
+        )
+"""
+
+
+class _Session(Struct, frozen=True):
+    """The session that holds the lock, as PostgreSQL shows it."""
+
+    pid: int
+    address: str = ""
+    application_name: str = ""
+    since: datetime | None = None
+
+    def __str__(self) -> str:
+        name = f" ({self.application_name})" if self.application_name else ""
+        return f"session {self.pid} from {self.address}{name}, open since {self.since}"
+
+
+def lock_key(server_name: str, instance_name: str) -> tuple[int, ...]:
+    """Return the two numbers that identify the lock of a name."""
+    name = f"synapse_replication {server_name} {instance_name}".encode()
+    digest = hashlib.sha256(name).digest()
+    return tuple(
+        int.from_bytes(digest[start : start + 4], "big", signed=True)
+        for start in (0, 4)
+    )
+
+
+def taken(instance_name: str, holder: _Session, override: str) -> StorageError:
+    """Return the error that another process has the lock.
+
+    :param override: how to start without the lock.
+    """
+    return StorageError(
+        f"another process writes as {instance_name}: {holder} holds the lock of this "
+        "name. Stop that process; if it does not exist any more, end its session: "
+        f"SELECT pg_terminate_backend({holder.pid}). To start without the lock, "
+        f"{override}"
+    )
+
+
+def try_lock(txn: Any, key: tuple[int, ...]) -> tuple[int, _Session]:
+    """Acquire a lock if it is free.
+
+    :return: the process id of this session, and the session with the lock.
+    """
+    txn.execute("SELECT pg_backend_pid()")
+    ((own,),) = txn.fetchall()
+    unsigned = [number % 2**32 for number in key]
+    txn.execute(_HOLDER, unsigned)
+    found = txn.fetchall()
+    if not found:
+        txn.execute(_SETTINGS)
+        txn.execute("SELECT pg_try_advisory_lock(%s, %s)", key)
+        ((is_acquired,),) = txn.fetchall()
+        if is_acquired:
+            return own, _Session(own)
+        txn.execute(_HOLDER, unsigned)
+        found = txn.fetchall()
+    return own, _Session(*found[0]) if found else _Session(-1, "an unknown address")
