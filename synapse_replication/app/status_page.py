@@ -18,13 +18,12 @@ from typing import TYPE_CHECKING, Any
 import attrs
 from twisted.web.resource import Resource
 
+from synapse_replication.instrumentation.status.assessment import Standing, assess
 from synapse_replication.instrumentation.status.model import (
     WORST_FIRST,
     Condition,
     ProcessStatus,
-    Standing,
     WriterStatus,
-    assess,
     describe_lag,
     describe_progress,
     describe_stuck_id,

@@ -25,10 +25,8 @@ from twisted.logger import Logger
 from synapse_replication.errors import SupervisorError
 from synapse_replication.handlers.interfaces import Clock, DelayedCall
 from synapse_replication.instrumentation.rate_limit import REPEAT_AFTER, RateLimit
-from synapse_replication.instrumentation.status.model import (
-    ProcessStatus,
-    describe_process,
-)
+from synapse_replication.instrumentation.status.assessment import describe_process
+from synapse_replication.instrumentation.status.model import ProcessStatus
 
 #: The interval of checks of the status, in s.
 CHECK_EVERY = 1.0

@@ -10,7 +10,6 @@ the holder of the lock after releasing it, or by the next holder.
 from __future__ import annotations
 
 import threading
-from collections import deque
 from types import TracebackType
 
 from synapse_replication.streams.writer_positions import WriterPositions
@@ -22,7 +21,7 @@ class LockedPositions:
     def __init__(self, positions: WriterPositions) -> None:
         self._positions = positions
         self._lock = threading.Lock()
-        self._to_finish: deque[list[int]] = deque()
+        self._to_finish: list[list[int]] = []
 
     @property
     def max_finished(self) -> int:
@@ -65,4 +64,4 @@ class LockedPositions:
 
     def _finish_locked(self) -> None:
         while self._to_finish:
-            self._positions.finish(self._to_finish.popleft())
+            self._positions.finish(self._to_finish.pop(0))

@@ -9,7 +9,7 @@ the values of the enums.
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 import msgspec
@@ -255,7 +255,8 @@ class StallGroup(Struct, frozen=True):
 CUT_OFF_AFTER = 10.0
 
 
-def _name(writer: WriterStatus) -> str:
+def name_writer(writer: WriterStatus) -> str:
+    """Return the names of a writer and its stream, for display."""
     return printable(f"{writer.stream_name}/{writer.instance_name}")
 
 
@@ -280,7 +281,7 @@ def describe_lag(writer: WriterStatus) -> str:
 
 def describe_writer(writer: WriterStatus) -> str:
     """Return the state of a writer's rows in one line."""
-    name = _name(writer)
+    name = name_writer(writer)
     if writer.condition is Condition.STALLED:
         return f"{name} stalled for {writer.stalled_for:.0f} s: {writer.detail}"
     if writer.condition is Condition.DRAINING:
@@ -298,116 +299,6 @@ def describe_stuck_id(stuck: StuckId) -> str:
         f"id {stuck.id} of {stuck.stream_name}, written by {stuck.instance_name}, is "
         "not finished"
     )
-
-
-class Standing(enum.Enum):
-    """The overall state of a process's replication, the worst first."""
-
-    DUPLICATE_NAME = enum.auto()
-    STALLED = enum.auto()
-    CUT_OFF = enum.auto()
-    STUCK_ID = enum.auto()
-    SINK_DAMAGED = enum.auto()
-    WAITING = enum.auto()
-    CATCHING_UP = enum.auto()
-    DRAINING = enum.auto()
-    NOT_READY = enum.auto()
-    LIVE = enum.auto()
-
-
-class Assessment(Struct, frozen=True):
-    """The worst state of a process's replication.
-
-    :ivar standing: the state.
-    :ivar concerned: the writers in that state; empty for ``DUPLICATE_NAME``,
-        ``CUT_OFF``, ``STUCK_ID``, ``SINK_DAMAGED``, ``NOT_READY`` and ``LIVE``.
-    :ivar followed: all writers whose rows the process receives.
-    """
-
-    standing: Standing
-    concerned: Sequence[WriterStatus]
-    followed: Sequence[WriterStatus]
-
-
-def assess(status: ProcessStatus) -> Assessment:
-    """Return the worst state of a process's replication."""
-    followed = [w for w in status.writers if w.condition is not Condition.WRITTEN_HERE]
-    of_condition = {
-        Standing.STALLED: status.stalled,
-        **{
-            standing: [w for w in followed if w.condition is condition]
-            for standing, condition in (
-                (Standing.WAITING, Condition.WAITING),
-                (Standing.CATCHING_UP, Condition.CATCHING_UP),
-                (Standing.DRAINING, Condition.DRAINING),
-            )
-        },
-    }
-    applies = {
-        Standing.DUPLICATE_NAME: bool(status.duplicates),
-        Standing.CUT_OFF: status.is_cut_off,
-        Standing.STUCK_ID: bool(status.stuck_ids),
-        Standing.SINK_DAMAGED: bool(status.damage),
-        Standing.NOT_READY: bool(status.not_ready),
-        Standing.LIVE: True,
-        **{standing: bool(writers) for standing, writers in of_condition.items()},
-    }
-    worst = next(standing for standing in Standing if applies[standing])
-    return Assessment(worst, of_condition.get(worst, ()), followed)
-
-
-def describe_process(status: ProcessStatus) -> str:
-    """Return the worst state of a process's replication in one line.
-
-    The line contains no durations, so it does not change merely because time passes.
-    """
-    found = assess(status)
-    standing, concerned = found.standing, found.concerned
-    if standing is Standing.DUPLICATE_NAME:
-        return f"two processes are called {status.duplicates[0].instance_name}"
-    if standing is Standing.CUT_OFF:
-        return "no link is up"
-    if standing is Standing.STUCK_ID:
-        return f"stuck: {describe_stuck_id(status.stuck_ids[0])}"
-    if standing is Standing.SINK_DAMAGED:
-        return f"damaged: {printable(status.damage)}"
-    if standing is Standing.NOT_READY:
-        return f"not ready: {status.not_ready[0]}"
-    if standing is Standing.LIVE:
-        return _describe_live(found.followed)
-    more = _and_more(concerned)
-    if standing is Standing.STALLED:
-        worst = max(concerned, key=lambda writer: writer.stalled_for)
-        return f"stalled: {_name(worst)}: {worst.detail}{more}"
-    if standing is Standing.WAITING:
-        return f"waiting for {_name(concerned[0])}{more}"
-    if standing is Standing.DRAINING:
-        first = concerned[0]
-        return f"draining removed writer {_name(first)}, {first.lag:,} behind{more}"
-    last = max(concerned, key=lambda writer: writer.lag)
-    if last.started_from is None:
-        return f"catching up {_name(last)}, {last.lag:,} behind{more}"
-    return f"catching up {_name(last)} {describe_progress(last)}{more}"
-
-
-def _describe_live(followed: Sequence[WriterStatus]) -> str:
-    if not followed:
-        return "live: follows no other process"
-    writers = {writer.instance_name for writer in followed}
-    streams = {writer.stream_name for writer in followed}
-    text = f"live: {_count(streams, 'stream')} of {_count(writers, 'writer')}"
-    last = max(followed, key=lambda writer: writer.lag)
-    if last.lag:
-        text += f", {_name(last)} {last.lag:,} behind"
-    return text
-
-
-def _and_more(writers: Sequence[WriterStatus]) -> str:
-    return f", and {len(writers) - 1} more" if len(writers) > 1 else ""
-
-
-def _count(things: Sized, noun: str) -> str:
-    return f"{len(things)} {noun}{'s' * (len(things) != 1)}"
 
 
 def group_stalls(writers: Sequence[WriterStatus]) -> list[StallGroup]:
@@ -431,7 +322,7 @@ def group_stalls(writers: Sequence[WriterStatus]) -> list[StallGroup]:
 
 def name_writers(group: Sequence[WriterStatus]) -> str:
     """Return the names of the first few writers, and the number of the others."""
-    text = ", ".join(_name(writer) for writer in group[:_MAX_NAMES_SHOWN])
+    text = ", ".join(name_writer(writer) for writer in group[:_MAX_NAMES_SHOWN])
     more = len(group) - _MAX_NAMES_SHOWN
     return f"{text} and {more} more" if more > 0 else text
 

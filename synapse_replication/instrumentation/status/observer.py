@@ -25,7 +25,6 @@ docs/operators-guide.rst describes the status page.
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 
 from msgspec.structs import replace
@@ -163,7 +162,7 @@ class StatusObserver(ReplicationObserver):
         for writer in self._writers.values():
             writer.history.append(writer.lag())
             if len(writer.history) > self._limits.history:
-                writer.history.popleft()
+                del writer.history[0]
         self._remove_expired(now)
 
     def _remove_expired(self, now: float) -> None:
@@ -294,9 +293,9 @@ class StatusObserver(ReplicationObserver):
     def _position_refuted(self, event: events.PositionRefuted) -> None:
         writer = self._writers.get((event.stream_name, event.instance_name))
         if writer is not None:
-            writer.undelivered = deque(
+            writer.undelivered = [
                 each for each in writer.undelivered if each[0] <= event.last_token
-            )
+            ]
             announced = (
                 writer.undelivered[-1][0] if writer.undelivered else writer.position
             )

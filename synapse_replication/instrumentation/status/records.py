@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections import deque
 from collections.abc import Hashable
 from typing import Final, TypeVar
 
@@ -115,9 +114,9 @@ class WriterRecord(Struct):
     skipped_since: float | None = None
     skipped: int = 0
     #: The undelivered announcements: ``(token, latest possible time of the write)``.
-    undelivered: deque[tuple[int, float]] = field(default_factory=deque)
+    undelivered: list[tuple[int, float]] = field(default_factory=list)
     #: Samples of the lag, in ids, oldest first.
-    history: deque[int] = field(default_factory=deque)
+    history: list[int] = field(default_factory=list)
 
     def hear(self, link: str, by: AnnouncedBy, now: float) -> None:
         """Record a row or a POSITION of the writer, and where it arrived."""
@@ -165,10 +164,10 @@ class WriterRecord(Struct):
             return
         if self.undelivered and self.undelivered[-1][1] > written:
             # Lower tokens were written no later than this one: correct their times.
-            self.undelivered = deque(
+            self.undelivered = [
                 (upto, min(at, written) if upto <= token else at)
                 for upto, at in self.undelivered
-            )
+            ]
         if not self.undelivered or token > self.undelivered[-1][0]:
             if (
                 self.undelivered
@@ -178,8 +177,7 @@ class WriterRecord(Struct):
                 return
             self.undelivered.append((token, written))
             if len(self.undelivered) > MAX_UNDELIVERED:
-                first, *rest = self.undelivered
-                self.undelivered = deque([first, *rest[1::2]])
+                del self.undelivered[1::2]
 
     def move(self, position: int, now: float) -> None:
         """Record that the rows up to ``position`` were delivered."""
@@ -190,7 +188,7 @@ class WriterRecord(Struct):
                 self.behind_us = None
         self.position = position
         while self.undelivered and self.undelivered[0][0] <= position:
-            self.undelivered.popleft()
+            del self.undelivered[0]
         if self.announced is None or position > self.announced:
             self.announced = position
         if not self.undelivered:

@@ -9,6 +9,11 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.app.status_page import judge
 from synapse_replication.errors import StatusError
+from synapse_replication.instrumentation.status.assessment import (
+    Standing,
+    assess,
+    describe_process,
+)
 from synapse_replication.instrumentation.status.model import (
     Condition,
     DuplicateStatus,
@@ -16,12 +21,9 @@ from synapse_replication.instrumentation.status.model import (
     PeerStatus,
     ProcessStatus,
     StallReason,
-    Standing,
     WriterStatus,
-    assess,
     decode_status,
     describe_lag,
-    describe_process,
     describe_writer,
     encode_status,
 )

@@ -19,11 +19,11 @@ from synapse_replication.handlers.events import (
     RemovedWriterDrained,
     StreamReset,
 )
+from synapse_replication.instrumentation.status.assessment import describe_process
 from synapse_replication.instrumentation.status.model import (
     Condition,
     StallReason,
     WriterStatus,
-    describe_process,
     describe_writer,
 )
 from synapse_replication.instrumentation.status.records import (

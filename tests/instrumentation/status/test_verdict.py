@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +44,7 @@ def about(lag: int = 0, written_at: float | None = None, **changes: Any) -> Diag
     recorded = {name: changes.pop(name) for name in [*changes] if hasattr(HEARD, name)}
     record = replace(HEARD, announced=100 + lag, **recorded)
     if written_at is not None:
-        record.undelivered = deque([(100 + lag, written_at)])
+        record.undelivered = [(100 + lag, written_at)]
     return diagnose(replace(LIVE, record=record, **changes), NOW, LIMITS)
 
 

@@ -1,0 +1,130 @@
+"""The overall state of a process's replication, and its description in one line."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence, Sized
+
+from msgspec import Struct
+
+from synapse_replication.instrumentation.status.model import (
+    Condition,
+    ProcessStatus,
+    WriterStatus,
+    describe_progress,
+    describe_stuck_id,
+    name_writer,
+)
+from synapse_replication.text import printable
+
+
+class Standing(enum.Enum):
+    """The overall state of a process's replication, the worst first."""
+
+    DUPLICATE_NAME = enum.auto()
+    STALLED = enum.auto()
+    CUT_OFF = enum.auto()
+    STUCK_ID = enum.auto()
+    SINK_DAMAGED = enum.auto()
+    WAITING = enum.auto()
+    CATCHING_UP = enum.auto()
+    DRAINING = enum.auto()
+    NOT_READY = enum.auto()
+    LIVE = enum.auto()
+
+
+class Assessment(Struct, frozen=True):
+    """The worst state of a process's replication.
+
+    :ivar standing: the state.
+    :ivar concerned: the writers in that state; empty for ``DUPLICATE_NAME``,
+        ``CUT_OFF``, ``STUCK_ID``, ``SINK_DAMAGED``, ``NOT_READY`` and ``LIVE``.
+    :ivar followed: all writers whose rows the process receives.
+    """
+
+    standing: Standing
+    concerned: Sequence[WriterStatus]
+    followed: Sequence[WriterStatus]
+
+
+def assess(status: ProcessStatus) -> Assessment:
+    """Return the worst state of a process's replication."""
+    followed = [w for w in status.writers if w.condition is not Condition.WRITTEN_HERE]
+    of_condition = {
+        Standing.STALLED: status.stalled,
+        **{
+            standing: [w for w in followed if w.condition is condition]
+            for standing, condition in (
+                (Standing.WAITING, Condition.WAITING),
+                (Standing.CATCHING_UP, Condition.CATCHING_UP),
+                (Standing.DRAINING, Condition.DRAINING),
+            )
+        },
+    }
+    applies = {
+        Standing.DUPLICATE_NAME: bool(status.duplicates),
+        Standing.CUT_OFF: status.is_cut_off,
+        Standing.STUCK_ID: bool(status.stuck_ids),
+        Standing.SINK_DAMAGED: bool(status.damage),
+        Standing.NOT_READY: bool(status.not_ready),
+        Standing.LIVE: True,
+        **{standing: bool(writers) for standing, writers in of_condition.items()},
+    }
+    worst = next(standing for standing in Standing if applies[standing])
+    return Assessment(worst, of_condition.get(worst, ()), followed)
+
+
+def describe_process(status: ProcessStatus) -> str:
+    """Return the worst state of a process's replication in one line.
+
+    The line contains no durations, so it does not change merely because time passes.
+    """
+    found = assess(status)
+    standing, concerned = found.standing, found.concerned
+    if standing is Standing.DUPLICATE_NAME:
+        return f"two processes are called {status.duplicates[0].instance_name}"
+    if standing is Standing.CUT_OFF:
+        return "no link is up"
+    if standing is Standing.STUCK_ID:
+        return f"stuck: {describe_stuck_id(status.stuck_ids[0])}"
+    if standing is Standing.SINK_DAMAGED:
+        return f"damaged: {printable(status.damage)}"
+    if standing is Standing.NOT_READY:
+        return f"not ready: {status.not_ready[0]}"
+    if standing is Standing.LIVE:
+        return _describe_live(found.followed)
+    more = _and_more(concerned)
+    if standing is Standing.STALLED:
+        worst = max(concerned, key=lambda writer: writer.stalled_for)
+        return f"stalled: {name_writer(worst)}: {worst.detail}{more}"
+    if standing is Standing.WAITING:
+        return f"waiting for {name_writer(concerned[0])}{more}"
+    if standing is Standing.DRAINING:
+        first = concerned[0]
+        return (
+            f"draining removed writer {name_writer(first)}, {first.lag:,} behind{more}"
+        )
+    last = max(concerned, key=lambda writer: writer.lag)
+    if last.started_from is None:
+        return f"catching up {name_writer(last)}, {last.lag:,} behind{more}"
+    return f"catching up {name_writer(last)} {describe_progress(last)}{more}"
+
+
+def _describe_live(followed: Sequence[WriterStatus]) -> str:
+    if not followed:
+        return "live: follows no other process"
+    writers = {writer.instance_name for writer in followed}
+    streams = {writer.stream_name for writer in followed}
+    text = f"live: {_count(streams, 'stream')} of {_count(writers, 'writer')}"
+    last = max(followed, key=lambda writer: writer.lag)
+    if last.lag:
+        text += f", {name_writer(last)} {last.lag:,} behind"
+    return text
+
+
+def _and_more(writers: Sequence[WriterStatus]) -> str:
+    return f", and {len(writers) - 1} more" if len(writers) > 1 else ""
+
+
+def _count(things: Sized, noun: str) -> str:
+    return f"{len(things)} {noun}{'s' * (len(things) != 1)}"
