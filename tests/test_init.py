@@ -35,10 +35,18 @@ print(*(name for name in sys.modules if name.startswith("synapse_replication."))
 NOT_IN_HOST = (
     "synapse_replication.cli",
     "synapse_replication.config",
+    "synapse_replication.dropin.backlog_client",
     "synapse_replication.dropin.protocol",
     "synapse_replication.handlers.interfaces",
+    "synapse_replication.http.client",
+    "synapse_replication.instrumentation.status.assessment",
+    "synapse_replication.redis.interfaces",
+    "synapse_replication.storage.row_queries",
+    "synapse_replication.storage.synapse_tables",
+    "synapse_replication.storage.writer_lock",
     "synapse_replication.streams.table",
     "synapse_replication.tcp",
+    "synapse_replication.transport.tls",
     "synapse_replication.wire.connection",
 )
 

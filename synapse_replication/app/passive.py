@@ -25,8 +25,9 @@ from synapse_replication.errors import LocalProtocolError, ReplicationError
 from synapse_replication.handlers.interfaces import ReplicationConnection
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.redis.endpoint import RedisEndpoint
+from synapse_replication.redis.interfaces import ReplyReader
 from synapse_replication.redis.options import RedisOptions
-from synapse_replication.redis.resp import ReplyReader, new_reader
+from synapse_replication.redis.resp import new_reader
 from synapse_replication.redis.sender import RedisSender
 from synapse_replication.redis.subscriber import SubscriberFactory
 from synapse_replication.tcp.factory import DirectTcpReplicationClientFactory

@@ -12,7 +12,6 @@ nothing is started.
 
 from __future__ import annotations
 
-import linecache
 import runpy
 import sys
 from collections.abc import Sequence
@@ -57,20 +56,9 @@ def _prepare(parts: Sequence[str]) -> None:
         imported.
     """
     substitute(choose(parts, ()))
-    _drop_generated_source()
     installed = installed_version()
     announcement.prepare(parts, installed, version_problem(installed))
     load_hooks(own_settings().hooks)
-
-
-def _drop_generated_source() -> None:
-    """Free the source of the methods that attrs has generated.
-
-    It is kept for tracebacks, which then show these methods without their lines.
-    """
-    for name in list(linecache.cache):
-        if name.startswith("<attrs generated ") and "synapse_replication." in name:
-            del linecache.cache[name]
 
 
 if __name__ == "__main__":

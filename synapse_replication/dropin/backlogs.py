@@ -17,7 +17,6 @@ host's TLS policy, or a Unix socket.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from twisted.internet.defer import Deferred
@@ -32,11 +31,6 @@ from synapse_replication.dropin.settings import own_settings
 from synapse_replication.handlers.epochs import PeerEpochs
 from synapse_replication.handlers.handler import ReplicationCommandHandler
 from synapse_replication.handlers.receiving.partial_resync import PartialResync
-from synapse_replication.http.client import (
-    HttpCatchUpClient,
-    InstanceLocation,
-    make_agent,
-)
 from synapse_replication.http.resource import ReplicationResource
 from synapse_replication.streams.backlog import Backlog, BacklogOptions
 from synapse_replication.streams.standard.registry import MAIN_INSTANCE
@@ -44,11 +38,7 @@ from synapse_replication.streams.stream import StreamUpdateResult
 
 if TYPE_CHECKING:
     from synapse_replication.handlers.interfaces import Clock
-
-#: The key of the main process in ``instance_map``.
-_MAIN_IN_MAP = "main"
-#: The host's TLS policy is requested with a port, which has no effect on certificates.
-_ANY_PORT = 443
+    from synapse_replication.http.client import HttpCatchUpClient
 
 
 # -- serving ------------------------------------------------------------------------
@@ -148,48 +138,12 @@ def make_partial_resync(
 
     async def request_rows(*request: Any) -> StreamUpdateResult:
         """Request rows from one writer, without retries."""
+        # Imported here, because many processes never request rows.
+        from synapse_replication.dropin.backlog_client import make_client
+
         nonlocal client
-        client = client or _make_client(hs)
+        client = client or make_client(hs)
         asking = client.get_backlog(*request)
         return await make_yieldable(Deferred.fromCoroutine(asking))
 
     return PartialResync(epochs, request_rows, clock, observer_of(hs))
-
-
-def _make_client(hs: Any) -> HttpCatchUpClient:
-    """Return a client for the instances in ``instance_map``."""
-    reactor, worker = hs.get_reactor(), hs.config.worker
-    locations = instance_locations(worker.instance_map)
-    # The TLS policy that the host uses for requests between its instances.
-    policy = hs.get_http_client_context_factory()
-    agent, pool = make_agent(
-        reactor,
-        locations,
-        lambda host: policy.creatorForNetloc(host.encode("ascii"), _ANY_PORT),
-    )
-    # Close the connections even if the reactor keeps running after the shutdown.
-    hs.register_sync_shutdown_handler(
-        phase="during",
-        eventType="shutdown",
-        shutdown_func=pool.closeCachedConnections,
-    )
-    return HttpCatchUpClient(
-        agent,
-        locations,
-        worker.worker_replication_secret,
-        reactor,
-        observer=observer_of(hs),
-    )
-
-
-def instance_locations(instance_map: Mapping[str, Any]) -> dict[str, InstanceLocation]:
-    """Return the addresses in a host's ``instance_map``, by instance name."""
-    return {
-        MAIN_INSTANCE if name == _MAIN_IN_MAP else name: InstanceLocation(
-            getattr(location, "host", None),
-            getattr(location, "port", None),
-            getattr(location, "tls", False),
-            getattr(location, "path", None),
-        )
-        for name, location in instance_map.items()
-    }

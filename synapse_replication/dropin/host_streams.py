@@ -36,6 +36,9 @@ from synapse_replication.streams.writer_positions import PLAUSIBLE_DISTANCE
 #: all writers have reached together.
 _UNKNOWN_WRITER = ""
 
+#: The key of the main process in ``instance_map``.
+_MAIN_IN_MAP = "main"
+
 #: How long this process's position in a stream is reused, in s, while ``get_mark()`` of
 #: the id generator returns the same value: ``REUSE_SECONDS`` while the known value of
 #: the sequence limits the position, otherwise ``KEEP_SECONDS``.
@@ -352,3 +355,11 @@ def declared_writers(worker_config: Any, stream_name: str) -> Sequence[str]:
     key = (known.writers_key if known is not None else stream_name) or ""
     writers: Sequence[str] = getattr(worker_config.writers, key, (MAIN_INSTANCE,))
     return writers
+
+
+def instances_of(instance_map: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a host's ``instance_map`` with the names of instances as its keys."""
+    return {
+        MAIN_INSTANCE if key == _MAIN_IN_MAP else key: location
+        for key, location in instance_map.items()
+    }

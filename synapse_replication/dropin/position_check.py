@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from synapse_replication.app.position_check import start_position_check
-from synapse_replication.dropin.backlogs import instance_locations
-from synapse_replication.dropin.host_streams import declared_writers
+from synapse_replication.dropin.host_streams import declared_writers, instances_of
 from synapse_replication.dropin.id_generators import HostDatabase
 from synapse_replication.dropin.observer import observer_of
 from synapse_replication.dropin.settings import own_settings
@@ -45,6 +44,6 @@ def start_host_position_check(
         epochs,
         streams,
         {name: declared_writers(worker, name) for name in streams},
-        instance_locations(worker.instance_map),
+        instances_of(worker.instance_map),
         interval=own_settings().position_check_seconds,
     )

@@ -52,7 +52,8 @@ from synapse_replication.errors import HttpCatchUpError, RowsLostError
 from synapse_replication.handlers.events import RowsRequest
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.streams.stream import StreamUpdateResult, UpdateFunction
-from synapse_replication.transport.tls import client_context, explain
+from synapse_replication.transport.tls import client_context
+from synapse_replication.transport.tls_errors import explain
 from synapse_replication.wire.extension import MAX_NAME_LENGTH
 
 #: The longest accepted response body, in bytes.

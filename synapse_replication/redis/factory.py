@@ -24,7 +24,7 @@ import contextlib
 import random
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import txredisapi
 from twisted.internet.defer import Deferred
@@ -37,16 +37,15 @@ from typing_extensions import override
 from synapse_replication.backoff import Backoff
 from synapse_replication.handlers.events import ConnectFailed, LinkDown, LinkUp
 from synapse_replication.handlers.observer import ReplicationObserver
-from synapse_replication.redis.resp import (
-    MAX_REPLY_LENGTH,
-    ReaderFactory,
-    new_reader,
-)
+from synapse_replication.redis.resp import MAX_REPLY_LENGTH, new_reader
 from synapse_replication.transport.buffers import ReadSize
 from synapse_replication.transport.failures import at, destination, one_line
 from synapse_replication.transport.timeouts import Timeout
-from synapse_replication.transport.tls import explain
+from synapse_replication.transport.tls_errors import explain
 from synapse_replication.wire.close_reason import CloseReason
+
+if TYPE_CHECKING:
+    from synapse_replication.redis.interfaces import ReaderFactory
 
 #: The time limit from ``connectionMade`` until the link is established, in s.
 HANDSHAKE_TIMEOUT = 10.0

@@ -9,10 +9,13 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final
 
 import hiredis
 from txredisapi import InvalidData, ResponseError
+
+if TYPE_CHECKING:
+    from synapse_replication.redis.interfaces import ReplyReader
 
 #: The longest reply, in bytes. A connection with a longer reply is aborted.
 MAX_REPLY_LENGTH = 16 * 1024 * 1024
@@ -26,26 +29,6 @@ _LARGE_IN_CHUNK: Final = re.compile(rb"\n(?:[*%~>|][0-9]{4}|\$[0-9]{7})")
 _UNFINISHED: Final = re.compile(
     rb"(?:\A|(?<=\n))(?:[*%~>|][0-9]{0,3}|\$[0-9]{0,18}\r?)\Z"
 )
-
-
-class ReplyReader(Protocol):
-    """Incremental parser of replies."""
-
-    def feed(self, data: bytes) -> None:
-        """Add received bytes."""
-        ...
-
-    def gets(self) -> Any:
-        """Return the next complete reply, or ``False`` if there is none yet.
-
-        An error reply is returned as a ``ResponseError``, not raised.
-
-        :raises InvalidData: if the bytes are not a Redis reply.
-        """
-        ...
-
-
-ReaderFactory: TypeAlias = Callable[[], ReplyReader]
 
 
 def new_reader(longest: int = MAX_REPLY_LENGTH) -> ReplyReader:

@@ -25,12 +25,7 @@ from synapse_replication.errors import ExtensionMessageError, LineTooLongError
 from synapse_replication.handlers.events import FeatureUnavailable, LineRefused
 from synapse_replication.redis.factory import RedisLink, SynapseRedisFactory
 from synapse_replication.redis.ledger import EXTENSION
-from synapse_replication.redis.resp import (
-    ReaderFactory,
-    ReplyReader,
-    encode,
-    new_reader,
-)
+from synapse_replication.redis.resp import encode, new_reader
 from synapse_replication.redis.sender import RedisSender
 from synapse_replication.transport.timeouts import Timeout
 from synapse_replication.wire.close_reason import CloseReason
@@ -48,6 +43,7 @@ from synapse_replication.wire.rdata import (
 if TYPE_CHECKING:
     from synapse_replication.handlers.extension.extension import ReplicationExtension
     from synapse_replication.handlers.interfaces import ConnectionHandler
+    from synapse_replication.redis.interfaces import ReaderFactory, ReplyReader
 
 #: The longest line to publish or to accept, in bytes. Redis itself allows 512 MiB.
 MAX_LINE_LENGTH = 1024 * 1024

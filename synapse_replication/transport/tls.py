@@ -1,4 +1,4 @@
-"""TLS between processes: contexts from PEM files, and explanations of TLS errors.
+"""TLS between processes: contexts from PEM files.
 
 A client always verifies the server's certificate: its authority and its name. A server
 verifies clients if it is configured to require certificates.
@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from OpenSSL import SSL, crypto
-from service_identity import VerificationError
 from twisted.internet.error import VerifyError
 from twisted.internet.interfaces import IOpenSSLClientConnectionCreator
 from twisted.internet.ssl import (
@@ -26,32 +25,13 @@ from twisted.internet.ssl import (
 from twisted.logger import Logger
 from zope.interface import implementer
 
-from synapse_replication.transport.failures import one_line
+from synapse_replication.transport.tls_errors import messages
 
 _log = Logger()
 
 _PEM_CERTIFICATE = re.compile(
     rb"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL
 )
-
-#: Explanations of OpenSSL errors, by the end of the error's message.
-_MEANINGS = {
-    "certificate verify failed": "the peer's certificate was not issued by an "
-    "authority that this process trusts, or has expired",
-    "peer did not return a certificate": "the peer connected without a certificate; "
-    "configure one for it",
-    "alert certificate required": "the peer requires a certificate; configure one for "
-    "this process",
-    "alert unknown ca": "the peer does not trust the authority of this process's "
-    "certificate",
-    "alert bad certificate": "the peer rejects this process's certificate",
-    "alert handshake failure": "the peer rejects the connection, perhaps because it "
-    "requires a certificate",
-    "alert certificate expired": "this process's certificate has expired",
-    "wrong version number": "the peer does not speak TLS",
-    "http request": "the peer speaks HTTP without TLS",
-    "unexpected eof while reading": "the peer closed the connection during TLS",
-}
 
 
 def client_context(
@@ -169,35 +149,6 @@ def server_context(
     )
 
 
-def explain(error: BaseException) -> str:
-    """Return the text of a connection error, with the meaning of common TLS errors."""
-    if isinstance(error, VerificationError):
-        wanted = ", ".join(_show(e.mismatched_id) for e in error.errors)
-        return (
-            f"TLS: the peer's certificate is not for {wanted}; connect by a name that "
-            "the certificate contains"
-        )
-    if not isinstance(error, SSL.Error):
-        return one_line(error)
-    text = _messages(error)
-    for end, meaning in _MEANINGS.items():
-        if text.endswith(end):
-            return f"TLS: {text}: {meaning}"
-    return f"TLS: {text or one_line(error)}"
-
-
-def _show(wanted: Any) -> str:
-    name = getattr(wanted, "hostname", None) or getattr(wanted, "ip", "that name")
-    return name.decode() if isinstance(name, bytes) else str(name)
-
-
-def _messages(error: BaseException) -> str:
-    """Return the messages of an OpenSSL error as one text."""
-    if error.args and isinstance(error.args[0], list):
-        return "; ".join(str(entry[-1]) for entry in error.args[0])
-    return ", ".join(str(part) for part in error.args)
-
-
 def _read_pems(path: Path) -> list[bytes]:
     files = [path]
     if path.is_dir():
@@ -213,7 +164,7 @@ def _read_certificates(path: Path) -> list[Certificate]:
         return [Certificate.loadPEM(pem) for pem in _read_pems(path)]
     except crypto.Error as error:
         raise ValueError(
-            f"{path} contains a certificate that cannot be parsed: {_messages(error)}"
+            f"{path} contains a certificate that cannot be parsed: {messages(error)}"
         ) from error
 
 
@@ -235,5 +186,5 @@ def _key_mismatch(
 ) -> ValueError:
     return ValueError(
         f"{key or certificate} does not contain the private key of {certificate}: "
-        f"{_messages(error)}"
+        f"{messages(error)}"
     )

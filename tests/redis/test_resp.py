@@ -11,12 +11,8 @@ import txredisapi
 from hypothesis import given, settings, strategies as st
 from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
-from synapse_replication.redis.resp import (
-    ReplyReader,
-    encode,
-    encode_publishes,
-    new_reader,
-)
+from synapse_replication.redis.interfaces import ReplyReader
+from synapse_replication.redis.resp import encode, encode_publishes, new_reader
 
 _SIMPLE = st.one_of(
     st.none(),

@@ -16,7 +16,8 @@ from twisted.python.failure import Failure
 from twisted.trial.unittest import TestCase
 
 from synapse_replication.testing.certificates import PrivateAuthority
-from synapse_replication.transport.tls import client_context, explain, server_context
+from synapse_replication.transport.tls import client_context, server_context
+from synapse_replication.transport.tls_errors import explain
 
 
 class _End(Protocol):
