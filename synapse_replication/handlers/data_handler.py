@@ -10,11 +10,10 @@ has been delivered: a client that has received a token never requests the rows a
 below that token again. Code that notifies users of a row therefore waits until all
 writers' rows up to that row have been delivered, not only those of the row's writer.
 
-What waits is stored as functions, which compare a position with that of a stream, by
-the position that each waits for. An advance of a position schedules a call of those
-that wait for it in the next reactor turn, never during the delivery of rows. So many
-that wait for a stuck writer cost nothing while others advance. A wait that ends removes
-its function.
+Each wait has a function that compares a position with that of a stream. The functions
+are kept by stream and writer. When a position has advanced, those kept for it are
+called in the next reactor turn, never during the delivery of rows. So waits for a stuck
+writer cost nothing while other writers advance. A wait that ends removes its function.
 
 See docs/failure-modes.rst: failure-future-token, failure-wait-for-one-writer.
 """
