@@ -19,6 +19,7 @@ from synapse_replication.dropin.monitoring import Monitoring
 from synapse_replication.dropin.observer import _monitoring
 from synapse_replication.dropin.resource import DropInStreamer
 from synapse_replication.handlers.observer import ReplicationObserver
+from synapse_replication.wire.commands import parse_command_from_line
 from synapse_replication.wire.extension import MessageType, parse_message
 from tests.support.recording_observer import RecordingObserver
 
@@ -235,6 +236,9 @@ def fake_modules(
 
     contents: dict[str, Mapping[str, Any]] = {
         "synapse": {},
+        "synapse.replication.tcp.commands": {
+            "parse_command_from_line": parse_command_from_line
+        },
         "synapse.replication.tcp.streams": {"STREAMS_MAP": dict(streams or {})},
         "synapse.replication.http": {"ReplicationRestResource": object},
         "synapse.storage.util.id_generators": {

@@ -14,7 +14,6 @@ from synapse_replication.wire.commands import (
     PingCommand,
     PositionCommand,
     RdataCommand,
-    parse_command_from_line,
 )
 from synapse_replication.wire.rdata import read_lines
 from tests.dropin.host import (
@@ -48,14 +47,7 @@ class ForeignHandlerTests(SynchronousTestCase):
     """Tests for ForeignHandler."""
 
     def setUp(self) -> None:
-        fake_modules(
-            self,
-            modules={
-                "synapse.replication.tcp.commands": {
-                    "parse_command_from_line": parse_command_from_line
-                }
-            },
-        )
+        fake_modules(self)
         self.hs = FakeHomeserver()
         self.original = SingleCommandHandler()
         self.handler = ForeignHandler(

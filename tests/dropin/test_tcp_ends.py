@@ -7,7 +7,6 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.dropin.protocol import DropInClientProtocol
 from synapse_replication.dropin.tcp_ends import make_client_end, make_server_end
-from synapse_replication.wire.commands import parse_command_from_line
 from tests.dropin.host import FakeHomeserver, SingleCommandHandler, fake_modules
 
 
@@ -15,14 +14,7 @@ class ProtocolTests(SynchronousTestCase):
     """Tests for both ends, with a handler that supports only single commands."""
 
     def setUp(self) -> None:
-        fake_modules(
-            self,
-            modules={
-                "synapse.replication.tcp.commands": {
-                    "parse_command_from_line": parse_command_from_line
-                }
-            },
-        )
+        fake_modules(self)
         self.hs = FakeHomeserver()
         self.handler = SingleCommandHandler()
 
