@@ -19,7 +19,7 @@ readers and autovacuum, which hold other locks.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from msgspec import Struct
@@ -93,7 +93,12 @@ class Session(Struct, frozen=True):
         )
 
 
-def find_session(txn: Any, stream: IdStream, open_for: float) -> Session | None:
+def find_session(
+    txn: Any,
+    stream: IdStream,
+    open_for: float,
+    transactions: Collection[str] | None = None,
+) -> Session | None:
     """Return the session that most likely holds an unfinished id of a stream.
 
     It is the one with the oldest transaction that has written to a table of the stream;
@@ -101,10 +106,17 @@ def find_session(txn: Any, stream: IdStream, open_for: float) -> Session | None:
 
     :param txn: a cursor.
     :param open_for: the minimum age of its transaction, in s.
+    :param transactions: the only ones that count as having written to the stream, as
+        :func:`read_open_transactions` returns them; ``None`` for all that have.
     :return: ``None`` if no transaction has been open for that long.
     """
     txn.execute(
-        queries.OPEN_TRANSACTIONS, {"tables": _tables(stream), "open_for": open_for}
+        queries.OPEN_TRANSACTIONS,
+        {
+            "tables": _tables(stream),
+            "open_for": open_for,
+            "transactions": None if transactions is None else list(transactions),
+        },
     )
     row = txn.fetchone()
     if row is None:
@@ -173,7 +185,7 @@ class PredecessorWait:
             return True
         if self._seconds() < self._deadline:
             return False
-        self._warn(find_session(txn, self._stream, open_for=0))
+        self._warn(find_session(txn, self._stream, 0, self._open))
         return True
 
     def _warn(self, session: Session | None) -> None:

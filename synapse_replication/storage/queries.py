@@ -52,7 +52,9 @@ INSERT_POSITION = """
 """
 
 #: The session of this database with the oldest transaction that is at least
-#: ``open_for`` s old; one that has written to one of ``tables`` precedes the others.
+#: ``open_for`` s old; one that has written to one of ``tables`` precedes the others. If
+#: ``transactions`` are not null, only those, which :data:`INSERTING_TRANSACTIONS`
+#: selected, count as transactions that have written.
 #: Most columns are null for a role that may not see other roles' sessions.
 OPEN_TRANSACTIONS = """
     SELECT pid, coalesce(usename, ''), coalesce(application_name, ''),
@@ -62,8 +64,10 @@ OPEN_TRANSACTIONS = """
     FROM pg_stat_activity AS activity, LATERAL (
         SELECT EXISTS (
             SELECT FROM pg_locks AS held
-            WHERE held.pid = activity.pid AND held.granted
-                AND held.mode = 'RowExclusiveLock'
+            WHERE held.pid = activity.pid AND held.mode = 'RowExclusiveLock'
+                AND CASE WHEN %(transactions)s::text[] IS NULL THEN held.granted
+                    ELSE held.virtualtransaction = ANY(%(transactions)s::text[])
+                END
                 AND held.database = activity.datid
                 AND held.relation IN (
                     SELECT to_regclass(name) FROM unnest(%(tables)s::text[]) AS name

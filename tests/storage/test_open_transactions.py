@@ -114,24 +114,44 @@ class PredecessorWaitTests(_OpenTransactionsTestCase):
         wait = self.wait()
         self.now = MAX_WAIT - 1
         self.assertFalse(self.is_over(wait))
+        text = self.warning(wait)
+        self.assertIn("writes to stream foobar", text)
+        self.assertIn(f"session {pid(writing)}", text)
+        self.assertIn(f"pg_terminate_backend({pid(writing)})", text)
+
+    def warning(self, wait: PredecessorWait) -> str:
+        """Return what is logged when the wait ends without success."""
         self.now = MAX_WAIT
         with capturedLogs() as logged:
             self.assertTrue(self.is_over(wait))
         (event,) = logged
-        text = formatEvent(event)
-        self.assertIn("writes to stream foobar", text)
-        self.assertIn(f"session {pid(writing)}", text)
-        self.assertIn(f"pg_terminate_backend({pid(writing)})", text)
+        return formatEvent(event)
 
     def test_prepared_transaction(self) -> None:
         """A prepared transaction has no session."""
         self.patch(open_transactions, "find_session", lambda *_, **__: None)
         self.insert(2)
+        self.assertIn("pg_prepared_xacts", self.warning(self.wait()))
+
+    def test_another_session(self) -> None:
+        """A session with another transaction is not named, even if it is older."""
+        another = self.open("SELECT 1")
+        writing = self.insert(2)
         wait = self.wait()
-        self.now = MAX_WAIT
-        with capturedLogs() as logged:
-            self.assertTrue(self.is_over(wait))
-        self.assertIn("pg_prepared_xacts", formatEvent(logged[0]))
+        self.assertFalse(self.is_over(wait))
+        another.cursor().execute("INSERT INTO foobar VALUES (3, 'w1')")
+        text = self.warning(wait)
+        self.assertIn(f"session {pid(writing)}", text)
+        self.assertIn(f"pg_terminate_backend({pid(writing)})", text)
+
+    def test_session_that_waits(self) -> None:
+        """A session whose statement waits for a lock is named."""
+        waiting, holder = self.wait_for_lock()
+        wait = self.wait()
+        self.assertFalse(self.is_over(wait))
+        text = self.warning(wait)
+        self.assertIn(f"session {pid(waiting)}", text)
+        self.assertIn(f"waits for session {pid(holder)}", text)
 
 
 class FindSessionTests(_OpenTransactionsTestCase):
