@@ -39,6 +39,7 @@ from synapse_replication.handlers.receiving.context import (
 from synapse_replication.handlers.receiving.pacer import Pacer
 from synapse_replication.handlers.receiving.partial_resync import PartialResync
 from synapse_replication.handlers.receiving.receiver import StreamReceiver
+from synapse_replication.handlers.redaction import without_secrets
 from synapse_replication.handlers.sending.answers import PositionAnswers
 from synapse_replication.handlers.sending.sender import CommandSender
 from synapse_replication.streams.reader import Reader
@@ -128,8 +129,6 @@ class ReplicationCommandHandler:
             RdataGroup: self._handle_rows,
             InterleavedGroup: self._handle_interleaved,
             RefusedLine: self._handle_refused_line,
-            commands.RdataCommand: self._handle_row,
-            commands.PositionCommand: self._handle_position,
         }
 
     def _make_receivers(self, options: HandlerOptions) -> dict[str, StreamReceiver]:
@@ -262,15 +261,16 @@ class ReplicationCommandHandler:
         if link is None:
             # The connection was lost after these items had been read from it.
             return
-        is_asked = False
+        asked: commands.ReplicateCommand | None = None
         for item in items:
-            if type(item) is commands.ReplicateCommand:
-                is_asked = not self._answers.is_excused(connection) or is_asked
+            if isinstance(item, commands.ReplicateCommand):
+                if not self._answers.is_excused(connection):
+                    asked = item
             else:
                 self._item_handlers.get(type(item), self._handle_command)(link, item)
-        if is_asked:
+        if asked is not None:
             # One answer is enough: it is sent after all of them have arrived.
-            self._answers.answer(connection)
+            self._handle_command(link, asked)
 
     def excuse_request(self, connection: ReplicationConnection) -> None:
         """Leave the next REPLICATE unanswered: the extension answers its sender."""
@@ -381,7 +381,20 @@ class ReplicationCommandHandler:
             self._dispatcher.dispatch(connection, command, reached)
 
     def _handle_command(self, link: Link, command: commands.Command) -> None:
-        self._dispatcher.dispatch(link.connection, command)
+        """Handle a command; report a failure, so that the link stays up."""
+        try:
+            if isinstance(command, commands.ReplicateCommand):
+                self._answers.answer(link.connection)
+            elif isinstance(command, commands.PositionCommand):
+                self._handle_position(link, command)
+            elif isinstance(command, commands.RdataCommand):
+                self._handle_row(link, command)
+            else:
+                self._dispatcher.dispatch(link.connection, command)
+        except Exception as error:  # noqa: BLE001 -- reported to the observer
+            self._observer.failure(
+                f"handling {command.NAME}", without_secrets(error, command)
+            )
 
     # -- messages of the extension -----------------------------------------------------
 

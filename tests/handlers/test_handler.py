@@ -68,6 +68,30 @@ class ConnectionTests(SynchronousTestCase):
         Receiving(self.host, self.handler, connection, self.stream).receive("REPLICATE")
         self.assertEqual(connection.take(), ["POSITION events writer 7 7"])
 
+    def test_failing_stream(self) -> None:
+        """A failure of a stream is reported, and the next command is handled."""
+
+        def fail(*arguments: object) -> int:
+            raise ValueError("no position")
+
+        self.patch(self.stream, "current_token", fail)
+        self.patch(self.stream, "minimal_local_current_token", fail)
+        connection = MemoryConnection(relays=True)
+        self.handler.new_connection(connection)
+        Receiving(self.host, self.handler, connection, self.stream).receive(
+            "REPLICATE", "POSITION events w 0 5", "REMOTE_SERVER_UP a.example"
+        )
+        self.assertEqual(
+            sorted((what, str(error)) for what, error in self.host.observer.failures),
+            [
+                ("handling POSITION", "no position"),
+                ("handling REPLICATE", "no position"),
+            ],
+        )
+        self.assertEqual(
+            self.host.commands.received, [RemoteServerUpCommand("a.example")]
+        )
+
     def test_repeated_requests(self) -> None:
         """REPLICATE that arrives many times at once is answered once."""
         connection = MemoryConnection(relays=True)
