@@ -167,7 +167,7 @@ FROM (
       AND tokens.instance_name = ahead.instance_name AND token = last_token
     GROUP BY ALL)
   SELECT ahead.*, coalesce(seen, {recording: 'the archive', line_number: NULL,
-    line: NULL}) AS seen, seen.recording AS place
+    line: NULL}) AS seen, coalesce(seen.recording, 'the archive') AS place
   FROM ahead LEFT JOIN lines USING (stream, instance_name, last_token, in_archive))
 
 -- name: damage

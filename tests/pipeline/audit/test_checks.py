@@ -205,6 +205,10 @@ class AheadTests(SynchronousTestCase):
             {"seen": {"recording": "r.jsonl", **line}, "sequence_value": 10},
             evidence(findings),
         )
+        self.assertEqual(
+            sorted(each.message.split(",")[0] for each in findings),
+            ["r.jsonl has w2's events at 13", "the archive has w1's events at 11"],
+        )
 
 
 class ArchiveTests(SynchronousTestCase):
