@@ -23,6 +23,7 @@ from synapse_replication.storage.consistency import (
     ProblemKind,
     StreamState,
 )
+from synapse_replication.streams.writer_positions import FIRST_POSITION
 
 #: A stream, a table, a writer (``None`` for rows without one), and the greatest token.
 Found = tuple[str, str, str | None, int]
@@ -79,6 +80,17 @@ def check_sequences(report: ConsistencyReport, found: Iterable[Found]) -> None:
         f"{problem.stream_name}: {problem.text}"
         for problem in report.problems
         if problem.kind is ProblemKind.POSITION_AHEAD
+    ]
+    # The problems of the report do not include these.
+    behind += [
+        f"{state.name}: {writer.instance_name}, which is not a writer, is stored at "
+        f"{writer.stored}, but sequence {state.stream.sequence} is at "
+        f"{state.sequence_value}"
+        for state in report.streams
+        for writer in state.writers
+        if not writer.declared
+        and state.stream.sign * (writer.stored or 0)
+        > max(state.sequence_value or 0, FIRST_POSITION)
     ]
     if behind:
         raise PipelineError(

@@ -23,6 +23,7 @@ from synapse_replication.pipeline.bootstrap.job import (
 from synapse_replication.pipeline.bootstrap.plan import (
     Change,
     PlannedChange,
+    check_sequences,
     stored_positions,
 )
 from synapse_replication.pipeline.settings import PipelineSettings, settings_of_dsn
@@ -91,6 +92,28 @@ class PositionStoreTests(SynchronousTestCase):
         self.cursor.execute("INSERT INTO stream_positions VALUES ('orders', 'a', -9)")
         with self.assertRaisesRegex(PipelineError, "has two rows for a of orders"):
             self.states()
+
+    def test_beyond_sequence(self) -> None:
+        """
+        A position beyond the sequence is an error, also that of an instance that is not
+        a writer.
+        """
+        for writer in ("a", "old"):
+            for position in (-260, -261):
+                self.cursor.execute(
+                    "DELETE FROM stream_positions; "
+                    "INSERT INTO stream_positions VALUES ('orders', %s, %s)",
+                    (writer, position),
+                )
+                report = read_report(self.cursor, self.settings)
+                if position == -260:
+                    check_sequences(report, [])
+                    continue
+                error = self.assertRaises(PipelineError, check_sequences, report, [])
+                self.assertIn(f"orders: {writer}", str(error))
+                self.assertIn(
+                    "is stored at -261, but sequence orders_seq is at 260", str(error)
+                )
 
     def test_farthest(self) -> None:
         """
