@@ -131,7 +131,7 @@ class _Purge:
     def run(self) -> list[OldDay]:
         """Remove the old days, and return them."""
         condition = f"{DAY} < DATE '{self.before.isoformat()}'"
-        for _ in range(_ATTEMPTS):
+        for attempt in range(_ATTEMPTS):
             days = self.days()
             try:
                 if not days:
@@ -143,6 +143,8 @@ class _Purge:
             except CommitFailedError:
                 # A driver has committed at the same time: try again with the new
                 # version.
+                if attempt == _ATTEMPTS - 1:
+                    raise
                 self.table.update_incremental()
         raise self.failed("its old days changed during each attempt")
 

@@ -145,6 +145,15 @@ class PurgeTests(SynchronousTestCase):
         self.assertIn("cannot purge", str(error))
         self.assertIn("receipts", str(error))
 
+    def test_append_only(self) -> None:
+        """A commit that is rejected each time is an error with its cause."""
+        self.table().alter.set_table_properties({"delta.appendOnly": "true"})
+        error = self.assertRaises(
+            PipelineError, purge, str(self.folder), SECOND_OF_JANUARY
+        )
+        self.assertIn("Delta table is append-only", str(error))
+        self.assertEqual(keys_of(self.folder), self.before)
+
     def test_always_overtaken(self) -> None:
         """If old days change during each attempt, the purge fails; nothing is lost."""
         keys = keys_of(self.folder)
