@@ -60,14 +60,12 @@ def plan_recordings(
         if it is not archived.
     :raises PipelineError: if a recording changed after it was archived.
     """
-    batch: dict[Path, int] = {}
+    # Check all recordings first: archived ones may be deleted between two batches.
+    new: dict[Path, int] = {}
     for path in recordings:
         size, archived = path.stat().st_size, archived_size(path.name)
         if archived is None:
-            if batch and sum(batch.values()) + size > batch_bytes:
-                yield batch
-                batch = {}
-            batch[path] = size
+            new[path] = size
         elif archived != size:
             raise PipelineError(
                 f"{path} had {archived} bytes when it was archived, and now has "
@@ -75,6 +73,14 @@ def plan_recordings(
                 "Archive only closed recordings, such as those that "
                 "'synapse-replication record' writes, or rename this file"
             )
+    batch: dict[Path, int] = {}
+    total = 0
+    for path, size in new.items():
+        if batch and total + size > batch_bytes:
+            yield batch
+            batch, total = {}, 0
+        batch[path] = size
+        total += size
     if batch:
         yield batch
 

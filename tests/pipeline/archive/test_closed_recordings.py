@@ -83,3 +83,20 @@ class PlanTests(SynchronousTestCase):
         """A recording that has grown is an error."""
         error = self.assertRaises(PipelineError, self.plan, {"0": 5}, 6)
         self.assertIn("had 5 bytes when it was archived, and now has 6", str(error))
+
+    def test_checked_first(self) -> None:
+        """
+        All recordings are checked before the first batch: nothing is archived if one of
+        them has grown, and those that are archived may be deleted between two batches.
+        """
+        paths = [Path(self.mktemp() + str(index)) for index in range(3)]
+        for path in paths:
+            path.write_bytes(b"12345")
+        archived = {paths[2].name: 5}
+        batches = plan_recordings(paths, archived.get, batch_bytes=5)
+        self.assertEqual(next(batches), {paths[0]: 5})
+        paths[2].unlink()
+        self.assertEqual(list(batches), [{paths[1]: 5}])
+        paths[2].write_bytes(b"123456")
+        grown = plan_recordings(paths, archived.get, batch_bytes=5)
+        self.assertRaises(PipelineError, next, grown)
