@@ -97,6 +97,16 @@ class PageTests(SynchronousTestCase):
         self.assertFalse("<img" in page)
         self.assertTrue("&lt;img" in page)
 
+    def test_names_differ_in_case(self) -> None:
+        """Streams and writers whose names differ only in case are counted apart."""
+        data = make_report_data()
+        upper = [
+            changed(t, stream=t.stream.upper(), instance_name=t.instance_name.upper())
+            for t in data.totals
+        ]
+        page = self.page(attrs.evolve(data, totals=[*data.totals, *upper]))
+        self.assertRegex(page, r"8 streams,\s+10 writers")
+
     def test_verdicts(self) -> None:
         """
         The verdict has the tone of the worst finding, or says that there was no audit.
