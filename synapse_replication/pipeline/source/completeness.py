@@ -78,18 +78,6 @@ def find_present(txn: cursor, streams: Iterable[CatalogStream]) -> dict[str, Pre
     names = {queries.identifier(table): table for table in tables}
     txn.execute(_TABLES, (list(names),))
     found = {names[n]: (columns, indexes) for n, columns, indexes in txn.fetchall()}
-    written, by_id, by_writer = set(), set(), set()
-    for range_ in ranges:
-        columns, indexes = found.get(range_.table, ((), ()))
-        if range_.written_ms in columns:
-            written.add(range_.table)
-        if any(index["columns"][:1] == [range_.id_column] for index in indexes):
-            by_id.add(range_.table)
-        elif any(
-            index["columns"][:2] == [range_.writer_column, range_.id_column]
-            for index in indexes
-        ):
-            by_writer.add(range_.table)
     joinable = frozenset(
         detail.table
         for detail in details
@@ -98,12 +86,24 @@ def find_present(txn: cursor, streams: Iterable[CatalogStream]) -> dict[str, Pre
     )
     presence = {}
     for stream in streams:
-        of_stream = frozenset(query.range.table for query in stream.queries)
+        # Streams may share a table, and have different columns of ids in it.
+        written, by_id, by_writer = set(), set(), set()
+        for range_ in (query.range for query in stream.queries):
+            columns, indexes = found.get(range_.table, ((), ()))
+            if range_.written_ms in columns:
+                written.add(range_.table)
+            if any(index["columns"][:1] == [range_.id_column] for index in indexes):
+                by_id.add(range_.table)
+            elif range_.writer_column is not None and any(
+                index["columns"][:2] == [range_.writer_column, range_.id_column]
+                for index in indexes
+            ):
+                by_writer.add(range_.table)
         presence[stream.name] = Present(
-            of_stream & found.keys(),
-            of_stream & written,
-            of_stream & by_id,
-            of_stream & by_writer,
+            frozenset(query.range.table for query in stream.queries) & found.keys(),
+            frozenset(written),
+            frozenset(by_id),
+            frozenset(by_writer),
             joinable,
         )
     return presence

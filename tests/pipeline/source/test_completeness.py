@@ -21,7 +21,7 @@ from synapse_replication.pipeline.source.completeness import (
     stored_positions,
 )
 from synapse_replication.pipeline.source.offsets import StreamOffset
-from synapse_replication.pipeline.source.ranges import Selection
+from synapse_replication.pipeline.source.ranges import Selection, range_sql
 from synapse_replication.streams.table import TableStream
 from synapse_replication.testing.servers import shared_postgres
 
@@ -88,6 +88,33 @@ class CompletenessReaderTests(SynchronousTestCase):
         found = find_present(self.txn, [self.stream])
         self.assertEqual(found["orders"].by_id, {"orders"})
         self.assertEqual(found["orders"].by_writer, frozenset())
+
+    def test_indexes_of_other_columns(self) -> None:
+        """
+        An index by an expression is no index by writer, nor is one by the columns of
+        another stream in the same table: each stream without a writer is read.
+        """
+        self.txn.execute(
+            "INSERT INTO orders VALUES (-1, 'b', 'x', 5); "
+            "CREATE INDEX by_writer ON orders (writer, id); "
+            "CREATE INDEX by_item ON orders (lower(item), at)"
+        )
+        times = TableStream(
+            name="times",
+            table="orders",
+            id_column="at",
+            columns=["item"],
+            sequence="orders_seq",
+            writers=["a"],
+        )
+        streams = [self.stream, catalog_of([times])["times"]]
+        found = find_present(self.txn, streams)
+        self.assertEqual(found["orders"].by_writer, {"orders"})
+        self.assertEqual(found["times"].by_writer, frozenset())
+        selection = Selection(streams[1], found["times"], "a")
+        part = selection.between(StreamOffset(), StreamOffset(9))
+        self.txn.execute(range_sql(part, with_columns=False))
+        self.assertEqual(self.txn.fetchall(), [(5, "a", None)])
 
     def test_positions(self) -> None:
         """Positions are absolute values; the initial position 1 is returned as zero."""
