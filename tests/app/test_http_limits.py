@@ -285,6 +285,18 @@ class ConnectionTests(SiteTestCase):
         self.assertTrue(half_transport.is_aborted)
         self.assertFalse(used_transport.is_aborted)
 
+    def test_displaced(self) -> None:
+        """A connection that was aborted for another one is not refused later."""
+        half = [self.connect() for _ in range(5)]
+        for channel, _ in half:
+            channel.dataReceived(b"GET /status HTTP/1.1\r\n")
+        displaced = [channel for channel, transport in half if transport.is_aborted]
+        self.assertEqual(displaced, [channel for channel, _ in half[:2]])
+        for channel in displaced:
+            channel.connectionLost(Failure(ConnectionDone()))
+        self.clock.advance(REQUEST_TIMEOUT)
+        self.assertEqual(self.refused, [408] * 3)
+
     def test_all_busy(self) -> None:
         """If all connections are answering requests, a new one is refused with 503."""
         for _ in range(3):
