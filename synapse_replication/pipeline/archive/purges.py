@@ -169,11 +169,13 @@ class _Purge:
         found = []
         for number, file in enumerate(files):
             self.progress.count(number, len(files))
-            rows = dataset_of(self.store, file, _WRITTEN).to_table()
-            found += [
-                PurgedRange(stream, row["instance_name"], row[_LOW], row[_HIGH])
-                for row in rows.group_by("instance_name").aggregate(_ENDS).to_pylist()
-            ]
+            rows = dataset_of(self.store, file, _WRITTEN)
+            for batch in rows.to_batches(batch_readahead=2):
+                writers = pa.Table.from_batches([batch]).group_by("instance_name")
+                found += [
+                    PurgedRange(stream, row["instance_name"], row[_LOW], row[_HIGH])
+                    for row in writers.aggregate(_ENDS).to_pylist()
+                ]
         return found
 
     def _properties(self) -> CommitProperties:
