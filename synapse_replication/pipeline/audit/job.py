@@ -182,7 +182,11 @@ class _Audit:
         """Load the lines of the recordings and of the archive, each line once."""
         archive = self._archive
         load_lines(self._workspace, LINE_COLUMNS, recordings, archive, self._spark)
-        twice = list(run_check(self._workspace, COMMANDS_TWICE))
+        if archive is None:
+            # Each line of a file has its own number.
+            twice = []
+        else:
+            twice = list(run_check(self._workspace, COMMANDS_TWICE))
         if twice:
             self._workspace.execute(
                 "CREATE OR REPLACE TABLE wire AS "
