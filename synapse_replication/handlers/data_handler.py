@@ -13,7 +13,9 @@ writers' rows up to that row have been delivered, not only those of the row's wr
 Each wait has a function that compares a position with that of a stream. The functions
 are kept by stream and writer. When a position has advanced, those kept for it are
 called in the next reactor turn, never during the delivery of rows. So waits for a stuck
-writer cost nothing while other writers advance. A wait that ends removes its function.
+writer cost nothing while other writers advance. A row of this process may advance any
+position, so all are read, and the functions are called for those that have changed. A
+wait that ends removes its function.
 
 See docs/failure-modes.rst: failure-future-token, failure-wait-for-one-writer.
 """
@@ -81,7 +83,10 @@ class ReplicationDataHandler:
         #: The functions that compare positions, in the order in which they were added;
         #: see the module's docstring.
         self._checks: dict[_Key, dict[_Check, None]] = {}
-        #: Which positions have advanced since the functions were called.
+        #: The positions that the functions compared last; none if one was added since
+        #: then, at another position.
+        self._compared: dict[_Key, object] = {}
+        #: Which positions may have advanced since the functions were called.
         self._advanced: dict[_Key, None] = {}
         self._timer = Timer(clock)
 
@@ -268,12 +273,21 @@ class ReplicationDataHandler:
 
     def _add(self, key: _Key, check: _Check) -> None:
         self._checks.setdefault(key, {})[check] = None
+        if self._compared.get(key) != self._position(key):
+            self._compared.pop(key, None)
 
     def _remove(self, key: _Key, check: _Check) -> None:
         checks = self._checks.get(key, {})
         checks.pop(check, None)
         if not checks:
             self._checks.pop(key, None)
+            self._compared.pop(key, None)
+
+    def _position(self, key: _Key) -> object:
+        stream_name, writer = key
+        if writer is None:
+            return self._token_stream(stream_name).current_stream_token()
+        return self._stream(stream_name).current_token(writer)
 
     def _check_soon(self, *keys: _Key) -> None:
         self._advanced.update(dict.fromkeys(keys))
@@ -283,7 +297,11 @@ class ReplicationDataHandler:
     def _check(self) -> None:
         advanced, self._advanced = self._advanced, {}
         for key in advanced:
-            for check in list(self._checks.get(key, ())):
+            position = self._position(key) if key in self._checks else None
+            if position == self._compared.get(key):
+                continue
+            self._compared[key] = position
+            for check in list(self._checks[key]):
                 # One that was called earlier may have ended this wait.
                 if check in self._checks.get(key, ()):
                     check()

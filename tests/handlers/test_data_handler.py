@@ -117,10 +117,68 @@ class ReplicationDataHandlerTests(SynchronousTestCase):
         self.data.on_rdata("events", "w", 1, [Row("a")])
         asked.clear()
         self.reactor.advance(0)
-        self.assertEqual(asked, ["w"])
+        # Once to see that the position has changed, and once by the wait.
+        self.assertEqual(asked, ["w", "w"])
         self.reactor.advance(10)
         for each in waiting:
             self.failureResultOf(each, WaitTimeoutError)
+        self.assertNothingLeft()
+
+    def test_own_rows_cost_others_little(self) -> None:
+        """
+        A row of this process compares the positions of those that wait for a writer
+        only if that writer's position has changed.
+        """
+        waiting = [self.wait(5, "stuck") for _ in range(3)]
+        self.data.own_rows_written()
+        self.reactor.advance(0)
+        asked: list[str] = []
+        current_token = self.stream.current_token
+
+        def ask(writer: str) -> int:
+            asked.append(writer)
+            return current_token(writer)
+
+        self.patch(self.stream, "current_token", ask)
+        self.data.own_rows_written()
+        self.reactor.advance(0)
+        self.assertEqual(asked, ["stuck"])
+        self.stream.advance("stuck", 5)
+        self.data.own_rows_written()
+        self.reactor.advance(0)
+        for each in waiting:
+            self.successResultOf(each)
+        self.assertNothingLeft()
+
+    def test_wait_while_another_is_due(self) -> None:
+        """
+        A wait that begins after a row was written, and before that is reported, does
+        not keep an earlier one from waking.
+        """
+        first = self.wait(3)
+        self.data.own_rows_written()
+        self.reactor.advance(0)
+        self.stream.advance("w", 3)
+        second = self.wait(4)
+        self.data.own_rows_written()
+        self.reactor.advance(0)
+        self.successResultOf(first)
+        self.assertNoResult(second)
+        self.rows(4)
+        self.successResultOf(second)
+        self.assertNothingLeft()
+
+    def test_position_that_returns(self) -> None:
+        """A wait wakes although the position is that of the last comparison."""
+        last = self.wait(9)
+        self.rows(5)
+        self.data.on_position("events", "w", 3)
+        waiting = self.wait(5)
+        self.rows(5)
+        self.successResultOf(waiting)
+        self.assertNoResult(last)
+        self.rows(9)
+        self.successResultOf(last)
         self.assertNothingLeft()
 
     def test_rows_before_position(self) -> None:
