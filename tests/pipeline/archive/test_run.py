@@ -20,11 +20,8 @@ from pyarrow import RecordBatch
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import PipelineError
-from synapse_replication.pipeline.archive import (
-    row_archive,
-    run as job,
-    table as tables,
-)
+from synapse_replication.pipeline import scan
+from synapse_replication.pipeline.archive import run as job, table as tables
 from synapse_replication.pipeline.archive.frames import read_archive
 from synapse_replication.pipeline.archive.metrics import ArchiveMetrics
 from synapse_replication.pipeline.archive.progress import ArchiveProgress, Numbers
@@ -32,7 +29,7 @@ from synapse_replication.pipeline.archive.run import ArchiveSettings, run_archiv
 from synapse_replication.pipeline.archive.store import open_store
 from synapse_replication.pipeline.archive.table import Point
 from synapse_replication.pipeline.settings import settings_of_dsn
-from synapse_replication.pipeline.source import partitions, reading
+from synapse_replication.pipeline.source import reading
 from synapse_replication.testing.servers import shared_postgres
 from tests.pipeline.archives import keys_of
 from tests.pipeline.shared_session import shared_session
@@ -124,8 +121,8 @@ class ArchiveTests(SynchronousTestCase):
         A row that PostgreSQL cannot convert is skipped, counted and named, without its
         content, and all other rows are archived, by this process and by Spark.
         """
-        for tasks, most in enumerate((partitions.IDS_PER_TASK, 0)):
-            self.patch(row_archive, "IDS_PER_TASK", most)
+        for tasks, most in enumerate((scan.FEW_IDS, 0)):
+            self.patch(scan, "FEW_IDS", most)
             self.output.seek(0)
             add_rows(self.dsn, 50)
             bad, worse, late = (50 * tasks + id_ for id_ in (7, 30, 10))
@@ -146,6 +143,7 @@ class ArchiveTests(SynchronousTestCase):
             numbers = self.archive(metrics=ArchiveMetrics(registry))
             self.assertEqual((numbers.rows, numbers.skipped), (97, 3))
             output = self.output.getvalue()
+            self.assertEqual("starting Spark" in output, most == 0)
             for table, id_ in (
                 ("receipts_linearized", bad),
                 ("receipts_linearized", worse),
@@ -180,12 +178,13 @@ class ArchiveTests(SynchronousTestCase):
         writers.
         """
         # Read even small batches with Spark.
-        self.patch(row_archive, "IDS_PER_TASK", 0)
+        self.patch(scan, "FEW_IDS", 0)
         add_rows(self.dsn, 50, with_slow=False)
         seen: list[tuple[int, int]] = []
         numbers = self.archive(watch=self.count_elsewhere(seen))
         self.assertEqual((numbers.rows, numbers.behind), (95, 0))
         self.assertGreater(numbers.batches, 1)
+        self.assertIn("starting Spark", self.output.getvalue())
         self.assertNotIn("slow", {writer for _, writer, _ in keys_of(self.folder)})
         caches = DeltaTable(open_store(self.folder).stream_uri("caches"))
         self.assertEqual(
