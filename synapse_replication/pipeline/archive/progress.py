@@ -16,6 +16,7 @@ class Numbers:
     :ivar commands: archived commands of recordings.
     :ivar batches: committed batches.
     :ivar recordings: archived recordings.
+    :ivar compacted_files: small files that were merged into larger ones.
     :ivar behind: the number of ids by which the archive is behind the database;
         ``None`` if unknown.
     :ivar rows_per_second: the rate of the last batch with rows.
@@ -26,6 +27,7 @@ class Numbers:
     commands: int = 0
     batches: int = 0
     recordings: int = 0
+    compacted_files: int = 0
     behind: int | None = None
     rows_per_second: float = 0.0
 

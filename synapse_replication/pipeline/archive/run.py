@@ -275,6 +275,7 @@ class _Archive:
             after += new
         tables.reached(Point.COMPACTED)
         if before:
+            self._numbers.compacted_files += before
             self._metrics.compacted.inc(before)
             self._report(f"{before} small files merged into {after}")
 

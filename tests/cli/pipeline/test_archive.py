@@ -36,6 +36,8 @@ class CommandTests(SynchronousTestCase):
         arguments = ["--archive", folder, "--recording", str(recording), "--once"]
         result = CliRunner().invoke(archive_command, [*arguments, "--json"])
         self.assertEqual(result.exit_code, 0, result.output)
-        self.assertEqual(json.loads(result.stdout)["commands"], 1)
+        numbers = json.loads(result.stdout)
+        self.assertEqual((numbers["commands"], numbers["recordings"]), (1, 1))
+        self.assertEqual((numbers["rows"], numbers["compacted_files"]), (0, 0))
         result = CliRunner().invoke(archive_command, [*arguments, "--metrics-port=0"])
         self.assertIn("0 commands of 0 recordings", result.stdout)
