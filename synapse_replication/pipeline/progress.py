@@ -97,7 +97,7 @@ class Display(contextlib.ExitStack):
     def write(self, text: str) -> None:
         """Write a line, on a terminal above the bar."""
         if self._bar is not None:
-            self._bar.console.print(text, highlight=False)
+            self._bar.console.print(text, highlight=False, markup=False)
         else:
             self._out.write(f"{self._now() - self._started:8.1f} s  {text}\n")
             self._out.flush()

@@ -200,7 +200,8 @@ class _Archive:
         numbers.skipped += len(batch.skipped)
         for skipped in batch.skipped:
             metrics.skipped.labels(skipped.stream).inc()
-            self._report(str(skipped))
+            # The bar would show it only until the next event.
+            self._reporter.write(str(skipped))
         for stream, count in batch.rows.items():
             metrics.rows.labels(stream).inc(count)
         metrics.set_offsets(self._rows.offsets)

@@ -40,3 +40,10 @@ class ArchiveProgressTests(SynchronousTestCase):
         with ArchiveProgress(out) as reporter:
             reporter.show(Numbers(rows=1234, behind=5), "batch 0")
         self.assertIn("1,234 rows, 5 ids behind", out.getvalue())
+
+    def test_lines_above(self) -> None:
+        """On a terminal, a line stays above the bar, whatever characters it has."""
+        out = Terminal()
+        with ArchiveProgress(out) as reporter:
+            reporter.write("skipped caches.stream_id = 7: [bold] 5 [/]")
+        self.assertIn("skipped caches.stream_id = 7: [bold] 5 [/]\n", out.getvalue())
