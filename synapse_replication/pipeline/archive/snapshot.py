@@ -134,8 +134,9 @@ class Snapshot:
     def rows(self, *columns: str) -> Scan:
         """Return the rows of all streams, without most of their content.
 
-        :param columns: :data:`~.tables.KEY_COLUMNS`, ``day``, and text columns such as
-            ``room_id``, which are null for streams that lack them.
+        :param columns: :data:`~.tables.KEY_COLUMNS`, ``day``, and further columns such
+            as ``room_id``, which are converted to text, and are null for streams that
+            lack them.
         :return: ``stream`` and ``columns``.
         """
         schema = with_texts(ARCHIVED_ROWS_SCHEMA, *columns)
@@ -186,6 +187,8 @@ class Snapshot:
         def read(files: Iterable[ArchivedFile]) -> Batches:
             for file in files:
                 columns = schema or schemas[file.table]
+                if file.table in schemas:
+                    columns = _with_lists(columns, schemas[file.table])
                 dataset = dataset_of(store, file, columns)
                 # Small buffers suffice, because files are read one by one.
                 for batch in dataset.to_batches(filter=condition, batch_readahead=2):
@@ -262,4 +265,28 @@ def _unchanged(file: ArchivedFile, batch: pa.RecordBatch) -> pa.RecordBatch:
 
 def _with_stream(file: ArchivedFile, batch: pa.RecordBatch) -> pa.RecordBatch:
     stream = pa.repeat(pa.scalar(file.table), batch.num_rows)
-    return batch.set_column(0, batch.schema.field(0), stream)
+    batch = batch.set_column(0, batch.schema.field(0), stream)
+    for index, field in enumerate(batch.schema):
+        if pa.types.is_list(field.type):
+            texts = _texts(batch.column(index))
+            batch = batch.set_column(index, pa.field(field.name, pa.string()), texts)
+    return batch
+
+
+def _with_lists(schema: pa.Schema, table: pa.Schema) -> pa.Schema:
+    """Return a schema with the lists of a table; Arrow cannot cast these to text."""
+    lists = {field.name: field for field in table if pa.types.is_list(field.type)}
+    return pa.schema([lists.get(field.name, field) for field in schema])
+
+
+def _texts(lists: pa.Array) -> pa.Array:
+    """Convert lists of texts to texts like those of Spark: ``[a, b]``."""
+    return pa.array(
+        (
+            None
+            if texts is None
+            else f"[{', '.join('null' if each is None else each for each in texts)}]"
+            for texts in lists.to_pylist()
+        ),
+        pa.string(),
+    )

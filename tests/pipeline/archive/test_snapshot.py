@@ -40,6 +40,22 @@ class SnapshotTests(SynchronousTestCase):
             [tuple(row) for row in there], [tuple(row.values()) for row in here]
         )
 
+    def test_lists(self) -> None:
+        """A column of lists is converted to text; the table has lists."""
+        values: list[list[str | None] | None] = [["@a", None], [], None]
+        rows = [
+            {"stream_id": token, "row_index": 0, "instance_name": "w1", "keys": keys}
+            for token, keys in enumerate(values)
+        ]
+        add_rows_to(self.folder, "caches", rows)
+        archive = open_snapshot(self.folder)
+        for scan, found in (
+            (archive.rows("stream_id", "keys"), ["[@a, null]", "[]", None]),
+            (archive.typed_rows("caches"), values),
+        ):
+            table = pa.Table.from_batches(scan.batches(), scan.schema)
+            self.assertEqual(table.column("keys").to_pylist()[:3], found)
+
     def test_json_rows(self) -> None:
         """Rows as on the wire are read within a range of tokens."""
         scan = open_snapshot(self.folder).json_rows(["receipts"], 2, 4)
