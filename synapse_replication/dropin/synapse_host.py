@@ -36,7 +36,7 @@ class HostClock:
     """The host's clock, as a :class:`Clock`."""
 
     def __init__(self, clock: Any, reactor: Any) -> None:
-        self._clock = clock
+        self._clock, self._reactor = clock, reactor
         # Under a simulated reactor, this is the simulated time.
         self.seconds: Callable[[], float] = reactor.seconds
         self.time_msec: Callable[[], int] = clock.time_msec
@@ -46,9 +46,14 @@ class HostClock:
         self, delay: float, func: Callable[..., object], *args: object
     ) -> DelayedCall:
         """Call ``func(*args)`` after ``delay`` s."""
-        return _HostDelayedCall(
-            self._clock, self._clock.call_later(self._duration(delay), func, *args)
-        )
+        try:
+            call = self._clock.call_later(self._duration(delay), func, *args)
+        except Exception:  # noqa: BLE001 -- the call is made nevertheless
+            # The host was shut down while its reactor continues. Connections are lost
+            # afterwards, and hooks are told.
+            made_by_reactor: DelayedCall = self._reactor.callLater(delay, func, *args)
+            return made_by_reactor
+        return _HostDelayedCall(self._clock, call)
 
     def sleep(self, delay: float) -> Awaitable[None]:
         """Wait ``delay`` s."""

@@ -71,6 +71,28 @@ class HostClockTests(SynchronousTestCase):
         call.cancel()
         self.assertFalse(call.active())
 
+    def test_after_the_shutdown(self) -> None:
+        """
+        The clock of a host that was shut down refuses calls; the reactor makes them.
+        """
+        reactor = Clock()
+        host_clock = FakeClock(reactor)
+
+        def refuse(*arguments: object) -> None:
+            raise Exception("Clock has been shutdown")
+
+        self.patch(host_clock, "call_later", refuse)
+        # It does not know the reactor's calls.
+        self.patch(host_clock, "cancel_call_later", refuse)
+        clock = HostClock(host_clock, reactor)
+        calls: list[int] = []
+        clock.call_later(0, calls.append, 1)
+        other = clock.call_later(1, calls.append, 2)
+        other.cancel()
+        self.assertFalse(other.active())
+        reactor.pump([0, 1])
+        self.assertEqual(calls, [1])
+
     def test_durations(self) -> None:
         """
         If the host has its own class of durations, its clock is called with that class.
