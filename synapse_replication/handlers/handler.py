@@ -264,8 +264,7 @@ class ReplicationCommandHandler:
         asked: commands.ReplicateCommand | None = None
         for item in items:
             if isinstance(item, commands.ReplicateCommand):
-                if not self._answers.is_excused(connection):
-                    asked = item
+                asked = asked if self._answers.is_excused(connection) else item
             else:
                 self._item_handlers.get(type(item), self._handle_command)(link, item)
         if asked is not None:
@@ -392,9 +391,8 @@ class ReplicationCommandHandler:
             else:
                 self._dispatcher.dispatch(link.connection, command)
         except Exception as error:  # noqa: BLE001 -- reported to the observer
-            self._observer.failure(
-                f"handling {command.NAME}", without_secrets(error, command)
-            )
+            shown = without_secrets(error, command)
+            self._observer.failure(f"handling {command.NAME}", shown)
 
     # -- messages of the extension -----------------------------------------------------
 
