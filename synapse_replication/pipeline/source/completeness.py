@@ -45,11 +45,13 @@ from synapse_replication.streams.id_column import IdColumn
 LOCK_PATIENCE = 5.0
 _LOCK_INTERVAL = 0.02
 
-# Returns the columns of each existing table, and the columns of its indexes.
+# Returns the columns of each existing table with whether they may be null, and the
+# columns of its indexes.
 _TABLES = """
     SELECT wanted.name,
-        ARRAY(
-            SELECT attname::text FROM pg_attribute
+        (
+            SELECT coalesce(json_object_agg(attname, NOT attnotnull), '{}')
+            FROM pg_attribute
             WHERE attrelid = to_regclass(wanted.name)
               AND attnum > 0 AND NOT attisdropped
         ),
@@ -81,15 +83,15 @@ def find_present(txn: cursor, streams: Iterable[CatalogStream]) -> dict[str, Pre
     joinable = frozenset(
         detail.table
         for detail in details
-        for index in found.get(detail.table, ((), ()))[1]
+        for index in found.get(detail.table, ({}, ()))[1]
         if index == {"is_unique": True, "columns": [detail.key]}
     )
     presence = {}
     for stream in streams:
         # Streams may share a table, and have different columns of ids in it.
-        written, by_id, by_writer = set(), set(), set()
+        written, by_id, by_writer, nullable = set(), set(), set(), set()
         for range_ in (query.range for query in stream.queries):
-            columns, indexes = found.get(range_.table, ((), ()))
+            columns, indexes = found.get(range_.table, ({}, ()))
             if range_.written_ms in columns:
                 written.add(range_.table)
             if any(index["columns"][:1] == [range_.id_column] for index in indexes):
@@ -99,12 +101,15 @@ def find_present(txn: cursor, streams: Iterable[CatalogStream]) -> dict[str, Pre
                 for index in indexes
             ):
                 by_writer.add(range_.table)
+                if columns[range_.writer_column]:
+                    nullable.add(range_.table)
         presence[stream.name] = Present(
             frozenset(query.range.table for query in stream.queries) & found.keys(),
             frozenset(written),
             frozenset(by_id),
             frozenset(by_writer),
             joinable,
+            frozenset(nullable),
         )
     return presence
 

@@ -150,7 +150,7 @@ class _Tokens:
         self._txn = txn
         self._limit = limit
         self._sql = " UNION ALL ".join(
-            f"({ids_sql(part, query, limit=limit + 1)})"
+            ids_sql(part, query, limit=limit + 1)
             for query in part.stream.queries
             if query.range.table in part.present.tables
         )

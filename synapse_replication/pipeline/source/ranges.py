@@ -55,6 +55,7 @@ class Present:
         are looked up before a read, so that the read knows all of them.
     :ivar joinable: the tables of details (further columns of the stream's rows) that
         have a unique index on their key.
+    :ivar nullable: the tables of ``by_writer`` whose rows may have no writer.
     """
 
     tables: frozenset[str]
@@ -62,6 +63,7 @@ class Present:
     by_id: frozenset[str]
     by_writer: frozenset[str]
     joinable: frozenset[str] = frozenset()
+    nullable: frozenset[str] = frozenset()
 
 
 @attrs.frozen
@@ -168,11 +170,14 @@ def range_sql(part: Part, *, with_columns: bool = True) -> str:
         select = _select(part, query, of_query, query_index)
         if of_query:
             select += f" {_details(part, query)}"
-        select += f" WHERE {_condition(part, query)}"
         # If each query is sorted by the index, the final sort is incremental.
+        order = ""
         if not query.range.negative and not part.joins_details:
-            select += f" ORDER BY {_column(query, query.range.id_column)}"
-        (distinct if query.distinct else plain).append(select)
+            order = f" ORDER BY {_column(query, query.range.id_column)}"
+        (distinct if query.distinct else plain).extend(
+            f"{select} WHERE {condition}{order}"
+            for condition in _conditions(part, query)
+        )
     if distinct:
         found = "\nUNION ALL\n".join(f"({select})" for select in distinct)
         grouped = "".join(
@@ -257,11 +262,15 @@ def _writer(query: RowQuery) -> str:
     return "NULL::text" if column is None else _column(query, column)
 
 
-def _condition(part: Part, query: RowQuery) -> str:
-    """Return the condition for the rows of a part in one table."""
+def _conditions(part: Part, query: RowQuery) -> list[str]:
+    """Return the conditions for the rows of a part in one table.
+
+    Each row matches one of them. A table of ``present.nullable`` has two: the server
+    could not use the index for their disjunction.
+    """
     range_ = query.range
     if range_.writer_column is None and part.start.minimum >= part.end.minimum:
-        return "FALSE"
+        return ["FALSE"]
     id_ = _column(query, range_.id_column)
     token, writer = _token(query), _writer(query)
     conditions = (
@@ -273,13 +282,17 @@ def _condition(part: Part, query: RowQuery) -> str:
         conditions.append(f"{token} > {_position(writer, part.start)}")
     if part.high > part.end.least:
         conditions.append(f"{token} <= {_position(writer, part.end)}")
-    if range_.table in part.present.by_writer:
-        # All writers in the table are known: they were looked up.
-        conditions.append(_is_one_of(writer, part.end.writers))
     if part.writers is not None:
         name = f"coalesce({writer}, {literal(part.sole_writer)})"
         conditions.append(_is_one_of(name, part.writers))
-    return " AND ".join(conditions)
+    common = " AND ".join(conditions)
+    if range_.table not in part.present.by_writer:
+        return [common]
+    # All writers in the table are known: they were looked up.
+    found = [f"{common} AND {_is_one_of(writer, part.end.writers)}"]
+    if range_.table in part.present.nullable:
+        found.append(f"{common} AND {writer} IS NULL")
+    return found
 
 
 def _position(writer: str, offset: StreamOffset) -> str:
@@ -303,15 +316,19 @@ def ids_sql(
     """Return the query for the tokens of a part in one table, in order.
 
     The query returns at most ``limit`` tokens. If the table has an index on the id, the
-    server can scan this index, and stop after ``limit`` tokens.
+    server can scan this index, and stop after ``limit`` tokens. From a table of
+    ``present.nullable``, it returns as many tokens with a writer, then as many without.
 
     :param last: whether to return the greatest token first.
     """
     range_ = query.range
     order = "DESC" if last is not range_.negative else "ASC"
-    sql = (
-        f"SELECT {_token(query)}::bigint AS stream_id FROM {identifier(range_.table)} "
-        f"AS {range_.alias} WHERE {_condition(part, query)} "
-        f"ORDER BY {_column(query, range_.id_column)} {order}"
+    end = f"ORDER BY {_column(query, range_.id_column)} {order}"
+    if limit is not None:
+        end += f" LIMIT {limit}"
+    return " UNION ALL ".join(
+        f"(SELECT {_token(query)}::bigint AS stream_id "
+        f"FROM {identifier(range_.table)} AS {range_.alias} "
+        f"WHERE {condition} {end})"
+        for condition in _conditions(part, query)
     )
-    return sql if limit is None else f"{sql} LIMIT {limit}"

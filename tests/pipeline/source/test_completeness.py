@@ -21,6 +21,7 @@ from synapse_replication.pipeline.source.completeness import (
     stored_positions,
 )
 from synapse_replication.pipeline.source.offsets import StreamOffset
+from synapse_replication.pipeline.source.partitions import cut_by_rows
 from synapse_replication.pipeline.source.ranges import Selection, range_sql
 from synapse_replication.streams.table import TableStream
 from synapse_replication.testing.servers import shared_postgres
@@ -148,6 +149,37 @@ class CompletenessReaderTests(SynchronousTestCase):
         self.assertEqual(
             find_writers(self.txn, Selection(self.stream, present, "")), {"a", "b"}
         )
+
+    def test_rows_without_a_writer(self) -> None:
+        """
+        Rows without a writer are read and counted if the only index begins with the
+        writer, whose column may be null. Each condition uses the index.
+        """
+        self.txn.execute(
+            "INSERT INTO orders VALUES (-1, 'b'), (-2, NULL), (-3, 'a'), (-4, NULL); "
+            "CREATE INDEX by_writer ON orders (writer, id); "
+            "SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off"
+        )
+        for nullable in (True, False):
+            present = find_present(self.txn, [self.stream])["orders"]
+            selection = Selection(self.stream, present, "a")
+            end = StreamOffset(3, {"a": 3, "b": 3})
+            sql = range_sql(selection.between(StreamOffset(), end), with_columns=False)
+            self.txn.execute(sql)
+            found = [(token, writer) for token, writer, _ in self.txn.fetchall()]
+            rows = [(1, "b"), (2, "a"), (3, "a")] if nullable else [(1, "b"), (3, "a")]
+            self.assertEqual(found, rows)
+            start = {"orders": StreamOffset()}
+            cut = cut_by_rows(self.txn, [selection], start, {"orders": end}, 2)
+            self.assertEqual(cut["orders"].furthest, 2 if nullable else 3)
+            self.txn.execute("EXPLAIN " + sql)
+            shown = "\n".join(line for (line,) in self.txn.fetchall())
+            self.assertEqual(shown.count("Index Cond: "), 2 if nullable else 1)
+            self.assertEqual(shown.count("writer IS NULL"), nullable)
+            self.txn.execute(
+                "DELETE FROM orders WHERE writer IS NULL; "
+                "ALTER TABLE orders ALTER writer SET NOT NULL"
+            )
 
     def test_survey(self) -> None:
         """A continuous reader waits for a declared writer that has no position yet."""

@@ -73,7 +73,7 @@ class SqlTests(SynchronousTestCase):
         part = SELECTION.between(StreamOffset(), StreamOffset(9))
         for last, order in ((False, "DESC"), (True, "ASC")):
             sql = ids_sql(part, STREAM.queries[0], limit=2, last=last)
-            self.assertRegex(sql, rf'\."id" {order} LIMIT 2$')
+            self.assertRegex(sql, rf'\."id" {order} LIMIT 2\)$')
 
     def test_writers_are_looked_up(self) -> None:
         """For an index by writer and id, the condition lists the writers."""
