@@ -69,7 +69,10 @@ def check_sequences(report: ConsistencyReport, found: Iterable[Found]) -> None:
     """
     states = {state.name: state for state in report.streams}
     behind = []
+    greatest: dict[tuple[str, str], int] = {}
     for name, table, _, token in found:
+        greatest[name, table] = max(token, greatest.get((name, table), 0))
+    for (name, table), token in greatest.items():
         stream, last = states[name].stream, states[name].sequence_value or 0
         if token > last:
             behind.append(

@@ -137,6 +137,14 @@ class PlanTests(SynchronousTestCase):
         )
         self.assertIn("foo is at 9, but table foo has the id -10", str(error))
 
+    def test_sequence_behind_several_writers(self) -> None:
+        """A table is named once, with the greatest id of all writers."""
+        found = rows(first=10, second=12)
+        report = ConsistencyReport([state()], [])
+        error = self.assertRaises(PipelineError, check_sequences, report, found)
+        self.assertEqual(str(error).count("table foo"), 1)
+        self.assertIn("foo is at 9, but table foo has the id 12", str(error))
+
     def test_wrong_sign(self) -> None:
         """The initial position 1 of a stream with negative ids is replaced."""
         stored = state({"first": 1}, negative=True)
