@@ -84,7 +84,7 @@ def _both(
 class Plan:
     """The tasks of a read.
 
-    :ivar conninfo: libpq's parameters for the tasks; see :func:`.database.pinned`.
+    :ivar conninfo: libpq's parameters for the tasks; see :func:`.connections.pinned`.
     :ivar tasks: the parts of each task.
     """
 
