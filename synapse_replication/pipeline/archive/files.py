@@ -14,7 +14,7 @@ import os
 import time
 import uuid
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import attrs
 import pyarrow as pa
@@ -95,7 +95,7 @@ class DayWriter:
         self._is_local = store.is_local
         self._time_column = time_column
         self._today = today
-        self._open: dict[datetime.date, _OpenFile] = {}
+        self._open: dict[datetime.date, tuple[str, parquet.ParquetWriter]] = {}
         self._written: list[WrittenFile] = []
 
     def write(self, batch: pa.RecordBatch) -> None:
@@ -111,11 +111,11 @@ class DayWriter:
         found = pc.min_max(days)
         first, last = found["min"].as_py(), found["max"].as_py()
         if first == last:
-            self._file(first, batch.schema).write(batch)
+            self._file(first, batch.schema).write_batch(batch)
             return
         for day in sorted(pc.unique(days).to_pylist()):
             rows = batch.filter(pc.equal(days, pa.scalar(day)))
-            self._file(day, batch.schema).write(rows)
+            self._file(day, batch.schema).write_batch(rows)
 
     def close(self) -> list[WrittenFile]:
         """Finish all files, and return them."""
@@ -123,7 +123,7 @@ class DayWriter:
             self._close(next(iter(self._open)))
         return self._written
 
-    def _file(self, day: datetime.date, schema: pa.Schema) -> _OpenFile:
+    def _file(self, day: datetime.date, schema: pa.Schema) -> parquet.ParquetWriter:
         file = self._open.pop(day, None)
         if file is None:
             if len(self._open) >= _OPEN_DAYS:
@@ -132,48 +132,39 @@ class DayWriter:
             if self._is_local:
                 self._filesystem.create_dir(f"{self._root}/{folder}", recursive=True)
             path = f"{folder}/part-{uuid.uuid4()}.zstd.parquet"
-            file = _OpenFile(path, f"{self._root}/{path}", self._filesystem, schema)
+            writer = parquet.ParquetWriter(
+                f"{self._root}/{path}",
+                schema,
+                filesystem=self._filesystem,
+                compression="zstd",
+                write_page_checksum=True,
+            )
+            file = path, writer
         # Mark the file as the most recently used one.
         self._open[day] = file
-        return file
+        return file[1]
 
     def _close(self, day: datetime.date) -> None:
-        file = self._open.pop(day)
-        size = file.close()
+        path, writer = self._open.pop(day)
+        writer.close()
+        full_path = f"{self._root}/{path}"
         if self._is_local:
-            _sync(Path(self._root, file.path))
-        self._written.append(
-            WrittenFile(self._uri, file.path, day, size, file.rows, file.statistics)
-        )
+            _sync(Path(full_path))
+        size = self._filesystem.get_file_info(full_path).size
+        metadata = writer.writer.metadata
+        rows, bounds = metadata.num_rows, _bounds(metadata)
+        self._written.append(WrittenFile(self._uri, path, day, size, rows, bounds))
 
 
-class _OpenFile:
-    def __init__(
-        self, path: str, full_path: str, filesystem: Any, schema: pa.Schema
-    ) -> None:
-        self.path = path
-        self.rows = 0
-        self.statistics: dict[str, tuple[int, int]] = {}
-        self._sink = filesystem.open_output_stream(full_path)
-        self._writer = parquet.ParquetWriter(
-            self._sink, schema, compression="zstd", write_page_checksum=True
-        )
-
-    def write(self, batch: pa.RecordBatch) -> None:
-        self._writer.write_batch(batch)
-        self.rows += batch.num_rows
-        for name in WITH_STATISTICS:
-            if name in batch.schema.names:
-                found = pc.min_max(batch.column(name))
-                low, high = found["min"].as_py(), found["max"].as_py()
-                known = self.statistics.get(name, (low, high))
-                self.statistics[name] = min(known[0], low), max(known[1], high)
-
-    def close(self) -> int:
-        self._writer.close()
-        size = int(self._sink.tell())
-        self._sink.close()
-        return size
+def _bounds(metadata: parquet.FileMetaData) -> dict[str, tuple[int, int]]:
+    """Return the minimum and maximum of the columns in :data:`WITH_STATISTICS`."""
+    groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
+    bounds = {}
+    for index, name in enumerate(metadata.schema.names):
+        if name in WITH_STATISTICS:
+            found = [group.column(index).statistics for group in groups]
+            bounds[name] = min(s.min for s in found), max(s.max for s in found)
+    return bounds
 
 
 def _sync(path: Path) -> None:
