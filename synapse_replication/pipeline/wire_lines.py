@@ -182,27 +182,17 @@ def _to_row(record: Record | RecordingError) -> tuple[Any, ...]:
         command = commands.parse_command_from_line(text)
     except RemoteProtocolError:
         command = None
-    of_stream: tuple[Any, ...] = (None,) * 5
+    stream = writer = token = prev_token = row = None
+    if isinstance(command, commands.RdataCommand | commands.PositionCommand):
+        stream, writer = command.stream_name, command.instance_name
     if isinstance(command, commands.RdataCommand):
-        of_stream = (
-            command.stream_name,
-            command.instance_name,
-            command.token,
-            None,
-            text.split(" ", 4)[4],
-        )
+        token, row = command.token, text.split(" ", 4)[4]
     elif isinstance(command, commands.PositionCommand):
-        of_stream = (
-            command.stream_name,
-            command.instance_name,
-            command.new_token,
-            command.prev_token,
-            None,
-        )
+        token, prev_token = command.new_token, command.prev_token
     elif commands.UserIpCommand.NAME in text or record.channel.endswith(
         f"/{commands.UserIpCommand.NAME}"
     ):
         text = commands.UserIpCommand.NAME
     name = None if command is None else command.NAME
     head = record.number, record.seconds, received_us, record.channel
-    return (*head, name, *of_stream, text)
+    return (*head, name, stream, writer, token, prev_token, row, text)
