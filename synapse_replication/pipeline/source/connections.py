@@ -171,14 +171,18 @@ def reading(
 
 
 @contextmanager
-def explained(conninfo: Mapping[str, Any]) -> Iterator[None]:
+def explained(
+    conninfo: Mapping[str, Any],
+    errors: tuple[type[Exception], ...] = (psycopg2.Error,),
+) -> Iterator[None]:
     """Name the database in the errors of statements within the context.
 
+    :param errors: the exceptions of a statement that fails.
     :raises PipelineError: if a statement fails.
     """
     try:
         yield
-    except psycopg2.Error as error:
+    except errors as error:
         raise PipelineError(
             f"a query to the database ({describe(conninfo)}) failed: "
             f"{in_one_line(error)}"

@@ -22,8 +22,7 @@ from synapse_replication.pipeline.schemas import ROWS_SCHEMA
 from synapse_replication.pipeline.source.connections import (
     DEFAULTS,
     READ_TIMEOUT,
-    describe,
-    in_one_line,
+    explained,
     reading,
     session_settings,
     unreachable,
@@ -202,22 +201,18 @@ def _query(
 
     sql = range_sql(part, with_columns=with_columns)
     index = _RowIndex()
+    options = {"adbc.postgresql.batch_size_hint_bytes": str(_BATCH_BYTES)}
+    failures = adbc_driver_manager.Error, pa.ArrowException, OSError
     with closing(connection.cursor()) as cursor:
         try:
-            cursor.execute(_settings_sql(part))
-            cursor.fetchall()
-            cursor.adbc_statement.set_options(
-                **{"adbc.postgresql.batch_size_hint_bytes": str(_BATCH_BYTES)}
-            )
-            cursor.execute(sql)
-            for batch in cursor.fetch_record_batch():
-                if batch.num_rows:
-                    yield _shaped(batch, index, part, with_columns=with_columns)
-        except (adbc_driver_manager.Error, pa.ArrowException, OSError) as error:
-            raise PipelineError(
-                f"the query to the database ({describe(conninfo)}) failed: "
-                f"{in_one_line(error)}"
-            ) from error
+            with explained(conninfo, failures):
+                cursor.execute(_settings_sql(part))
+                cursor.fetchall()
+                cursor.adbc_statement.set_options(**options)
+                cursor.execute(sql)
+                for batch in cursor.fetch_record_batch():
+                    if batch.num_rows:
+                        yield _shaped(batch, index, part, with_columns=with_columns)
         finally:
             cursor.adbc_cancel()
             connection.rollback()
