@@ -34,11 +34,7 @@ from synapse_replication.pipeline.archive.log import (
 )
 from synapse_replication.pipeline.archive.store import ArchiveStore, open_archive
 from synapse_replication.pipeline.archive.table import ArchiveTable
-from synapse_replication.pipeline.source.connections import (
-    PLAN_TIMEOUT,
-    pinned,
-    reading,
-)
+from synapse_replication.pipeline.source.connections import pinned, reading
 from synapse_replication.pipeline.source.offsets import StreamOffset
 from synapse_replication.pipeline.source.options import SourceOptions
 from synapse_replication.pipeline.source.planning import Planner
@@ -259,7 +255,7 @@ def _stored(
 ) -> Iterator[pa.Table]:
     """Yield the rows between two offsets that the database has, and can convert."""
     planner = Planner(options, continuous=True)
-    with reading(options.conninfo, PLAN_TIMEOUT) as txn:
+    with reading(options.conninfo) as txn:
         selections = [s for s in planner.select(txn) if s.stream.name == stream]
         start, end = {stream: hole.start}, {stream: hole.end}
         parts = planner.parts(txn, selections, start, end)

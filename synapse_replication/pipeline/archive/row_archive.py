@@ -27,11 +27,7 @@ from synapse_replication.pipeline.source.completeness import (
     last_allocated_id,
     stored_positions,
 )
-from synapse_replication.pipeline.source.connections import (
-    PLAN_TIMEOUT,
-    pinned,
-    reading,
-)
+from synapse_replication.pipeline.source.connections import pinned, reading
 from synapse_replication.pipeline.source.offsets import StreamOffset
 from synapse_replication.pipeline.source.options import SourceOptions
 from synapse_replication.pipeline.source.partitions import IDS_PER_TASK, pack
@@ -152,7 +148,7 @@ class RowsArchiver:
         :raises PipelineError: if the database cannot be reached or a query fails.
         """
         lag = {}
-        with reading(self._options.conninfo, PLAN_TIMEOUT) as txn:
+        with reading(self._options.conninfo) as txn:
             for selection in self._planner.select(txn):
                 stream = selection.stream
                 archived = self.offsets.get(stream.name, StreamOffset())
@@ -168,7 +164,7 @@ class RowsArchiver:
     def _plan(
         self, report: Callable[[str], object]
     ) -> tuple[list[Part], dict[str, StreamOffset], dict[str, StreamOffset]]:
-        with reading(self._options.conninfo, PLAN_TIMEOUT) as txn:
+        with reading(self._options.conninfo) as txn:
             selections = self._planner.select(txn)
             if not selections:
                 raise PipelineError(

@@ -13,7 +13,7 @@ import attrs
 
 from synapse_replication.pipeline.audit.findings import AuditFinding, Kind, to_json
 from synapse_replication.pipeline.settings import PipelineSettings
-from synapse_replication.pipeline.source.connections import PLAN_TIMEOUT, reading
+from synapse_replication.pipeline.source.connections import reading
 from synapse_replication.pipeline.states import Stream, read_states, streams_of
 from synapse_replication.storage.consistency import Problem, ProblemKind, StreamState
 
@@ -81,7 +81,7 @@ def read_facts(settings: PipelineSettings) -> AuditFacts:
 
     :raises PipelineError: if the database cannot be read.
     """
-    with reading(settings.conninfo, PLAN_TIMEOUT, walk_indexes=False) as txn:
+    with reading(settings.conninfo, walk_indexes=False) as txn:
         report = read_states(txn, settings)
     states = {
         state.name: state

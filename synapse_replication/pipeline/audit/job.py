@@ -54,7 +54,7 @@ from synapse_replication.pipeline.lines import load_lines
 from synapse_replication.pipeline.progress import JobProgress
 from synapse_replication.pipeline.scan import Scan
 from synapse_replication.pipeline.settings import PipelineSettings
-from synapse_replication.pipeline.source.connections import PLAN_TIMEOUT, reading
+from synapse_replication.pipeline.source.connections import reading
 from synapse_replication.pipeline.source.frames import scan_rows
 from synapse_replication.pipeline.spark.session import lazy_session
 from synapse_replication.pipeline.workspace import (
@@ -110,7 +110,7 @@ def run_audit(
         or ``out`` cannot be written.
     """
     with short_failures():
-        with reading(settings.conninfo, PLAN_TIMEOUT):
+        with reading(settings.conninfo):
             pass
         with (
             JobProgress(sys.stderr, STEPS) as progress,

@@ -21,8 +21,8 @@ DEFAULTS: Mapping[str, Any] = {
     "application_name": "synapse-replication pipeline",
 }
 
-#: The timeout of a statement that queries positions and ids, in s.
-PLAN_TIMEOUT = 60
+#: The default timeout of a statement, in s: that of queries for positions and ids.
+_PLAN_TIMEOUT = 60
 
 #: The timeout, in s, of a query with which a Spark task reads one span of a stream. It
 #: is long, because Spark may read slowly.
@@ -151,7 +151,10 @@ def in_one_line(error: Exception) -> str:
 
 @contextmanager
 def reading(
-    conninfo: Mapping[str, Any], timeout: float, *, walk_indexes: bool = True
+    conninfo: Mapping[str, Any],
+    timeout: float = _PLAN_TIMEOUT,
+    *,
+    walk_indexes: bool = True,
 ) -> Iterator[cursor]:
     """Yield a cursor in a read-only transaction, which ends with the context.
 

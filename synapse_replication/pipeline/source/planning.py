@@ -17,11 +17,7 @@ from synapse_replication.pipeline.source.completeness import (
     last_allocated_id,
     stored_positions,
 )
-from synapse_replication.pipeline.source.connections import (
-    PLAN_TIMEOUT,
-    pinned,
-    reading,
-)
+from synapse_replication.pipeline.source.connections import pinned, reading
 from synapse_replication.pipeline.source.offsets import StreamOffset
 from synapse_replication.pipeline.source.options import (
     EARLIEST,
@@ -113,14 +109,13 @@ class Planner:
             :meth:`select` or :meth:`resolve` raises it.
         """
         options = self._options
-        with reading(options.conninfo, PLAN_TIMEOUT) as txn:
+        with reading(options.conninfo) as txn:
             selections = self.select(txn)
             start = self.resolve(txn, selections, "startingToken")
             if wanted.streams is not None:
                 selections = [s for s in selections if s.stream.name in wanted.streams]
             end = self.resolve(txn, selections, "endingToken")
-            tasks = self.cut(txn, selections, start, end, wanted)
-            return Plan(pinned(options.conninfo, txn.connection), tasks)
+            return self.plan(txn, selections, start, end, wanted)
 
     # -- streams -----------------------------------------------------------------------
 
@@ -226,17 +221,18 @@ class Planner:
 
     # -- tasks -------------------------------------------------------------------------
 
-    def cut(
+    def plan(
         self,
         txn: cursor,
         selections: list[Selection],
         start: Mapping[str, StreamOffset],
         end: Mapping[str, StreamOffset],
         wanted: Wanted = EVERYTHING,
-    ) -> list[tuple[Part, ...]]:
+    ) -> Plan:
         """Divide the rows between two offsets into tasks."""
-        count = self._options.num_partitions
-        return pack(self.parts(txn, selections, start, end, wanted), count)
+        parts = self.parts(txn, selections, start, end, wanted)
+        conninfo = pinned(self._options.conninfo, txn.connection)
+        return Plan(conninfo, pack(parts, self._options.num_partitions))
 
     def parts(
         self,

@@ -44,11 +44,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from synapse_replication.pipeline.source.connections import (
-    PLAN_TIMEOUT,
-    pinned,
-    reading,
-)
+from synapse_replication.pipeline.source.connections import reading
 from synapse_replication.pipeline.source.offsets import (
     StreamOffset,
     offsets_from_json,
@@ -232,7 +228,7 @@ class RowsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, Any]:
         """Return the initial offset of a query without a checkpoint."""
-        with self._reading() as txn:
+        with reading(self._options.conninfo) as txn:
             selections = self._select(txn)
             return offsets_to_json(
                 self._planner.resolve(txn, selections, "startingToken")
@@ -240,7 +236,7 @@ class RowsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Record the current end of the streams as the end of the query."""
-        with self._reading() as txn:
+        with reading(self._options.conninfo) as txn:
             self._ends.append(self._planner.latest(txn, self._select(txn)))
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -256,7 +252,7 @@ class RowsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             it, or it is unknown which rows are complete.
         """
         begun = offsets_from_json(start)
-        with self._reading() as txn:
+        with reading(self._options.conninfo) as txn:
             selections = self._select(txn)
             at = _starts(selections, begun)
             if not self._checked:
@@ -293,14 +289,12 @@ class RowsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     ) -> Sequence[InputPartition]:
         """Divide a batch into tasks."""
         begun, ended = offsets_from_json(start), offsets_from_json(end)
-        with self._reading() as txn:
+        with reading(self._options.conninfo) as txn:
             # A batch that Spark repeats may lack streams that were added after it was
             # planned.
             selections = [s for s in self._select(txn) if s.stream.name in ended]
             at = _starts(selections, begun)
-            tasks = self._planner.cut(txn, selections, at, ended)
-            plan = Plan(pinned(self._options.conninfo, txn.connection), tasks)
-        return partitions_of(plan)
+            return partitions_of(self._planner.plan(txn, selections, at, ended))
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
         """Read the rows of one task."""
@@ -309,9 +303,6 @@ class RowsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return read_parts(partition.conninfo, partition.parts, schema)
 
     # -- the database ------------------------------------------------------------------
-
-    def _reading(self) -> Any:
-        return reading(self._options.conninfo, PLAN_TIMEOUT)
 
     def _select(self, txn: cursor) -> list[Selection]:
         if not self._selections:

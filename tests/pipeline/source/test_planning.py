@@ -12,7 +12,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.settings import PipelineSettings
-from synapse_replication.pipeline.source.connections import PLAN_TIMEOUT, reading
+from synapse_replication.pipeline.source.connections import reading
 from synapse_replication.pipeline.source.options import SourceOptions, reader_options
 from synapse_replication.pipeline.source.planning import Planner, Wanted
 from tests.pipeline.histories import (
@@ -218,7 +218,7 @@ class ErrorTests(SynchronousTestCase):
         conninfo = SourceOptions.parse({"dsn": history_dsn()}).conninfo
 
         def write() -> None:
-            with reading(conninfo, PLAN_TIMEOUT) as txn:
+            with reading(conninfo) as txn:
                 txn.execute("DELETE FROM events")
 
         error = self.assertRaises(PipelineError, write)

@@ -9,7 +9,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.pipeline.source.catalog import catalog_of
 from synapse_replication.pipeline.source.completeness import find_present
-from synapse_replication.pipeline.source.connections import PLAN_TIMEOUT, reading
+from synapse_replication.pipeline.source.connections import reading
 from synapse_replication.pipeline.source.offsets import StreamOffset
 from synapse_replication.pipeline.source.options import SourceOptions
 from synapse_replication.pipeline.source.ranges import (
@@ -161,7 +161,7 @@ class IndexTests(SynchronousTestCase):
         catalog = catalog_of()
         conninfo = SourceOptions.parse({"dsn": history_dsn()}).conninfo
         end = StreamOffset(0, {"writer1": 50})
-        with reading(conninfo, PLAN_TIMEOUT) as txn:
+        with reading(conninfo) as txn:
             present = find_present(txn, catalog.values())
             for name in SHARES.keys() - {"account_data"}:
                 stream = catalog[name]
