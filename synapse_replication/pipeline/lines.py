@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from synapse_replication.pipeline.archive.snapshot import Snapshot
-from synapse_replication.pipeline.scan import Batches, Scan
+from synapse_replication.pipeline.scan import Batches, Scan, Spark
 from synapse_replication.pipeline.schemas import WIRE_SCHEMA
 from synapse_replication.pipeline.wire_lines import find_recordings, scan_recordings
 from synapse_replication.pipeline.workspace import load
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 
 def load_lines(
@@ -25,7 +21,7 @@ def load_lines(
     columns: Sequence[str],
     recordings: Sequence[str | os.PathLike[str]],
     archive: Snapshot | None,
-    spark: Callable[[], SparkSession],
+    spark: Spark,
 ) -> None:
     """Create the table ``wire`` of the lines of recordings and of an archive.
 
@@ -33,7 +29,7 @@ def load_lines(
 
     :param columns: columns of WIRE_SCHEMA; the table also has ``is_damaged``, which is
         whether a line is an invalid record.
-    :param spark: returns the session; called if there are many lines.
+    :param spark: called if there are many lines.
     """
     new = [
         path

@@ -39,6 +39,9 @@ _STARTS: Final = 12
 
 Batches = Iterator[pa.RecordBatch]
 
+#: Returns the session of a job. The first call starts Spark.
+Spark = Callable[[], "SparkSession"]
+
 
 @attrs.frozen
 class Scan:
@@ -68,11 +71,8 @@ class Scan:
         for task in self.tasks:
             yield from self.read(task)
 
-    def collect(self, spark: Callable[[], SparkSession]) -> Batches:
-        """Read all tasks in this process or, unless there are few rows, on executors.
-
-        :param spark: returns the session.
-        """
+    def collect(self, spark: Spark) -> Batches:
+        """Read all tasks: few rows in this process, many on executors."""
         if self.ids <= FEW_IDS:
             yield from self.batches()
         else:
@@ -97,10 +97,7 @@ class Scan:
 
 
 def run_tasks(
-    work: Callable[[Any], _T],
-    tasks: Sequence[Any],
-    ids: int,
-    spark: Callable[[], SparkSession],
+    work: Callable[[Any], _T], tasks: Sequence[Any], ids: int, spark: Spark
 ) -> list[_T]:
     """Call a function with each task, in this process or on executors.
 
@@ -108,7 +105,6 @@ def run_tasks(
     takes seconds to load.
 
     :param ids: the approximate number of rows; for few rows, Spark is not used.
-    :param spark: returns the session.
     :return: the results, in the order of the tasks.
     """
     if ids <= FEW_IDS:

@@ -11,16 +11,13 @@ import datetime
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.archive.files import DayWriter, WrittenFile
 from synapse_replication.pipeline.archive.store import ArchiveStore
-from synapse_replication.pipeline.scan import run_tasks
+from synapse_replication.pipeline.scan import Spark, run_tasks
 from synapse_replication.pipeline.wire_lines import recordings_in, scan_recordings
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 #: The maximum size of the recordings in a batch, in bytes, unless a single recording is
 #: larger.
@@ -86,10 +83,7 @@ def plan_recordings(
 
 
 def write_recordings(
-    spark: Callable[[], SparkSession],
-    store: ArchiveStore,
-    paths: Iterable[Path],
-    today: datetime.date,
+    spark: Spark, store: ArchiveStore, paths: Iterable[Path], today: datetime.date
 ) -> list[WrittenFile]:
     """Write recordings to files of the table of recorded commands.
 
@@ -97,7 +91,6 @@ def write_recordings(
     exception of Spark is raised; see
     :func:`~synapse_replication.pipeline.failures.short_failures`.
 
-    :param spark: returns the session.
     :param today: the day to assign to commands whose time is unknown.
     """
     scan = scan_recordings(paths)

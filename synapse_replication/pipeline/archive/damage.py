@@ -8,7 +8,7 @@ file invalid.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
 import attrs
@@ -18,12 +18,11 @@ from pyarrow.fs import FileSelector
 
 from synapse_replication.errors import PipelineError, excerpt
 from synapse_replication.pipeline.archive.log import MISSING
-from synapse_replication.pipeline.scan import FEW_KEYS, grouped, run_tasks
+from synapse_replication.pipeline.scan import FEW_KEYS, Spark, grouped, run_tasks
 from synapse_replication.pipeline.schemas import DAY
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
-    from pyspark.sql import SparkSession
 
     from synapse_replication.pipeline.archive.store import ArchiveStore
 
@@ -153,14 +152,12 @@ def _sizes(store: ArchiveStore, uri: str) -> dict[str, int]:
 
 
 def find_damage(
-    store: ArchiveStore,
-    files: Sequence[ArchivedFile],
-    spark: Callable[[], SparkSession] | None = None,
+    store: ArchiveStore, files: Sequence[ArchivedFile], spark: Spark | None = None
 ) -> list[DamagedFile]:
     """Read files, and return the damaged ones.
 
-    :param spark: returns the session; called if there are many rows. ``None`` to read
-        the files in this process.
+    :param spark: called if there are many rows; ``None`` to read the files in this
+        process.
     """
 
     def check(group: Iterable[ArchivedFile]) -> list[DamagedFile]:

@@ -11,7 +11,7 @@ import datetime
 import functools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import attrs
 
@@ -22,7 +22,7 @@ from synapse_replication.pipeline.archive.files import DayWriter, WrittenFile
 from synapse_replication.pipeline.archive.store import ArchiveStore
 from synapse_replication.pipeline.archive.table import ArchiveTable, Point
 from synapse_replication.pipeline.failures import reason_of
-from synapse_replication.pipeline.scan import run_tasks
+from synapse_replication.pipeline.scan import Spark, run_tasks
 from synapse_replication.pipeline.source.completeness import (
     last_allocated_id,
     stored_positions,
@@ -34,9 +34,6 @@ from synapse_replication.pipeline.source.partitions import IDS_PER_TASK, pack
 from synapse_replication.pipeline.source.planning import Planner
 from synapse_replication.pipeline.source.ranges import Part
 from synapse_replication.pipeline.source.reading import SkippedId, connected, read_part
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 #: The default number of tasks per core in a batch. With more tasks, cores are idle for
 #: a shorter time while the last tasks of a batch run.
@@ -79,15 +76,15 @@ class RowsArchiver:
     A row is complete if its writer cannot commit a row with a lower id any more. Not
     thread-safe.
 
-    :param spark: returns the session; called for the first batch that has more ids than
-        a task reads. Smaller batches are read in this process.
+    :param spark: called for the first batch that has more ids than a task reads.
+        Smaller batches are read in this process.
     :param batch_ids: the maximum number of ids in a batch, unless a single part has
         more; ``None`` for the number that :data:`_TASKS_PER_CORE` tasks per core read.
     """
 
     def __init__(
         self,
-        spark: Callable[[], SparkSession],
+        spark: Spark,
         store: ArchiveStore,
         options: SourceOptions,
         batch_ids: int | None,

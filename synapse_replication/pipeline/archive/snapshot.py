@@ -33,7 +33,7 @@ from synapse_replication.pipeline.archive.log import (
 )
 from synapse_replication.pipeline.archive.store import ArchiveStore, open_archive
 from synapse_replication.pipeline.json_rows import json_rows
-from synapse_replication.pipeline.scan import Batches, Scan, grouped
+from synapse_replication.pipeline.scan import Batches, Scan, Spark, grouped
 from synapse_replication.pipeline.schemas import (
     ARCHIVED_ROWS_SCHEMA,
     ARCHIVED_WIRE_SCHEMA,
@@ -49,7 +49,6 @@ from synapse_replication.pipeline.tables import (
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
-    from pyspark.sql import SparkSession
 
 _MAX_ID: Final = 2**63 - 1
 
@@ -102,10 +101,10 @@ class Snapshot:
         streams = {file.table for file in self.files}
         return {stream: bounds_of(self.files_of(stream)) for stream in streams}
 
-    def verified(self, spark: Callable[[], SparkSession]) -> Snapshot:
+    def verified(self, spark: Spark) -> Snapshot:
         """Read all files, and return a snapshot without the damaged ones.
 
-        :param spark: returns the session; called if there are many rows.
+        :param spark: called if there are many rows.
         """
         files = [*self.files, *self.wire_files]
         return self._without(find_damage(self.store, files, spark))

@@ -17,8 +17,8 @@ from __future__ import annotations
 
 import enum
 import functools
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -29,12 +29,10 @@ from synapse_replication.pipeline.scan import (
     FEW_KEYS,
     Batches,
     Scan,
+    Spark,
     table_frame,
     to_batch,
 )
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 
 class Source(enum.IntEnum):
@@ -177,7 +175,7 @@ def _unpack(source: int, data: bytes) -> pa.Table:
 def notable_ids(
     stored: Sequence[Scan],
     sent: Batches,
-    spark: Callable[[], SparkSession],
+    spark: Spark,
     persisted: Collection[str],
     *,
     received: Bounds,
@@ -187,7 +185,7 @@ def notable_ids(
 
     :param stored: scans of the tables and of the archive, with PACKED_SCHEMA.
     :param sent: the sightings in recordings, with PACKED_SCHEMA.
-    :param spark: returns the session; called if there are many ids.
+    :param spark: called if there are many ids.
     :param persisted: names of the streams that are stored in the database.
     :return: batches with NOTABLE_SCHEMA.
     """

@@ -12,7 +12,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import attrs
 import duckdb
@@ -52,7 +52,7 @@ from synapse_replication.pipeline.audit.ids import (
 from synapse_replication.pipeline.failures import short_failures
 from synapse_replication.pipeline.lines import load_lines
 from synapse_replication.pipeline.progress import JobProgress
-from synapse_replication.pipeline.scan import Scan
+from synapse_replication.pipeline.scan import Scan, Spark
 from synapse_replication.pipeline.settings import PipelineSettings
 from synapse_replication.pipeline.source.connections import reading
 from synapse_replication.pipeline.source.frames import scan_rows
@@ -63,9 +63,6 @@ from synapse_replication.pipeline.workspace import (
     open_workspace,
     rows_of,
 )
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 #: The number of steps of :func:`audited`.
 STEPS: Final = 3
@@ -141,12 +138,12 @@ def audited(
     *,
     recordings: Sequence[str | os.PathLike[str]] = (),
     archive: Snapshot | None = None,
-    spark: Callable[[], SparkSession],
+    spark: Spark,
     begin: Callable[[str], object] = _show_nothing,
 ) -> list[AuditFinding]:
     """Audit a deployment; return the findings, worst first.
 
-    :param spark: returns the session; called if there are many rows to read.
+    :param spark: called if there are many rows to read.
     :param begin: called at the beginning of each of :data:`STEPS` steps.
     :raises PipelineError: if the database, a recording or the archive cannot be read.
     """
@@ -169,7 +166,7 @@ class _Audit:
         workspace: duckdb.DuckDBPyConnection,
         settings: PipelineSettings,
         archive: Snapshot | None,
-        spark: Callable[[], SparkSession],
+        spark: Spark,
     ) -> None:
         self._workspace = workspace
         self._settings = settings
