@@ -206,15 +206,11 @@ def read_purged_ranges(table: DeltaTable, stream: str) -> list[PurgedRange]:
 
 def purged_properties(ranges: list[PurgedRange]) -> dict[str, str]:
     """Return the table properties that record purged ranges, merged per writer."""
-    merged: dict[str, tuple[int, int]] = {}
+    ends: dict[str, list[int]] = {}
     for each in ranges:
-        first, last = merged.get(
-            each.instance_name, (each.first_token, each.last_token)
-        )
-        merged[each.instance_name] = (
-            min(first, each.first_token),
-            max(last, each.last_token),
-        )
+        ends.setdefault(each.instance_name, []).append(each.first_token)
+        ends[each.instance_name].append(each.last_token)
+    merged = {writer: (min(tokens), max(tokens)) for writer, tokens in ends.items()}
     return {_PURGED: json.dumps(merged, sort_keys=True)}
 
 
