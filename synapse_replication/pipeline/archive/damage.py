@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Final
 import attrs
 import pyarrow as pa
 from pyarrow import dataset, parquet
-from pyarrow.fs import FileSelector
 
-from synapse_replication.errors import PipelineError, excerpt
+from synapse_replication.errors import excerpt
 from synapse_replication.pipeline.archive.log import MISSING
 from synapse_replication.pipeline.scan import FEW_KEYS, Spark, grouped, run_tasks
 from synapse_replication.pipeline.schemas import DAY
@@ -142,13 +141,8 @@ def wrong_sizes(
 
 
 def _sizes(store: ArchiveStore, uri: str) -> dict[str, int]:
-    root = store.path(uri)
-    selector = FileSelector(root, recursive=True, allow_not_found=True)
-    try:
-        infos = store.filesystem.get_file_info(selector)
-    except OSError as error:
-        raise PipelineError(f"{uri} cannot be listed: {error}") from error
-    return {uri + info.path[len(root) :]: info.size for info in infos if info.is_file}
+    root, found = store.path(uri), store.list_folder(uri, recursive=True)
+    return {uri + info.path[len(root) :]: info.size for info in found if info.is_file}
 
 
 def find_damage(

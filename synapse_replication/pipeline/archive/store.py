@@ -21,7 +21,7 @@ from urllib.parse import quote, unquote, urlsplit
 import attrs
 import pyarrow as pa
 from pyarrow import fs
-from pyarrow.fs import FileSelector, FileSystem, FileType
+from pyarrow.fs import FileInfo, FileSelector, FileSystem, FileType
 
 from synapse_replication.errors import PipelineError, excerpt
 from synapse_replication.pipeline.archive.log import damaged_log_files
@@ -38,9 +38,7 @@ _WIRE: Final = "wire"
 _ENVIRONMENT: Final = ("AWS_", "GOOGLE_", "AZURE_")
 
 
-def _environment(uri: str) -> dict[str, str]:
-    if "://" not in uri:
-        return {}
+def _environment() -> dict[str, str]:
     options = {
         name: value
         for name, value in os.environ.items()
@@ -85,17 +83,22 @@ class ArchiveStore:
 
         :raises PipelineError: if the store cannot be reached.
         """
-        folder = self.path(f"{self.uri}/{_STREAMS}")
-        selector = FileSelector(folder, allow_not_found=True)
+        found = self.list_folder(f"{self.uri}/{_STREAMS}")
+        folders = (info for info in found if info.type == FileType.Directory)
+        return sorted(_stream_name(folder.base_name) for folder in folders)
+
+    def list_folder(self, uri: str, *, recursive: bool = False) -> list[FileInfo]:
+        """Return the contents of a folder, which may be missing.
+
+        :raises PipelineError: if the store cannot be reached.
+        """
+        selector = FileSelector(
+            self.path(uri), allow_not_found=True, recursive=recursive
+        )
         try:
-            found = self.filesystem.get_file_info(selector)
+            return list(self.filesystem.get_file_info(selector))
         except OSError as error:
             raise self._unreachable(error) from error
-        return sorted(
-            _stream_name(info.base_name)
-            for info in found
-            if info.type == FileType.Directory
-        )
 
     def tables(self) -> Iterator[tuple[str, str, DeltaTable]]:
         """Yield the name, the URI and the table of each stream that has a table.
@@ -223,7 +226,7 @@ def open_store(archive: str | os.PathLike[str]) -> ArchiveStore:
     """
     text = os.fspath(archive).rstrip("/")
     if "://" in text:
-        return ArchiveStore(text, _environment(text))
+        return ArchiveStore(text, _environment())
     store = ArchiveStore(str(Path(text or "/").absolute()))
     if wrong := sorted(set(store.uri) & set("*?[]{}\\%#")):
         raise PipelineError(
