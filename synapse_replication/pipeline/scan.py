@@ -7,7 +7,7 @@ them.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import attrs
@@ -125,6 +125,26 @@ def _with_retries(run: Callable[[], _T]) -> _T:
                 "workers are slow to start; attempt %d of %d", attempt + 1, _STARTS
             )
     return run()
+
+
+def batched(
+    items: Iterable[_T], size: Callable[[_T], int], limit: int
+) -> Iterator[list[_T]]:
+    """Group items in their order.
+
+    :param size: returns the size of an item.
+    :param limit: the maximum total size of a group, unless a single item is larger.
+    """
+    group: list[_T] = []
+    total = 0
+    for item in items:
+        if group and total + size(item) > limit:
+            yield group
+            group, total = [], 0
+        group.append(item)
+        total += size(item)
+    if group:
+        yield group
 
 
 def to_batch(rows: Sequence[Sequence[Any]], schema: pa.Schema) -> pa.RecordBatch:

@@ -16,7 +16,7 @@ from typing import Any, Final
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.archive.files import DayWriter, WrittenFile
 from synapse_replication.pipeline.archive.store import ArchiveStore
-from synapse_replication.pipeline.scan import Spark, run_tasks
+from synapse_replication.pipeline.scan import Spark, batched, run_tasks
 from synapse_replication.pipeline.wire_lines import recordings_in, scan_recordings
 
 #: The maximum size of the recordings in a batch, in bytes, unless a single recording is
@@ -70,16 +70,8 @@ def plan_recordings(
                 "Archive only closed recordings, such as those that "
                 "'synapse-replication record' writes, or rename this file"
             )
-    batch: dict[Path, int] = {}
-    total = 0
-    for path, size in new.items():
-        if batch and total + size > batch_bytes:
-            yield batch
-            batch, total = {}, 0
-        batch[path] = size
-        total += size
-    if batch:
-        yield batch
+    for paths in batched(new, new.__getitem__, batch_bytes):
+        yield {path: new[path] for path in paths}
 
 
 def write_recordings(

@@ -22,7 +22,7 @@ from synapse_replication.pipeline.archive.files import DayWriter, WrittenFile
 from synapse_replication.pipeline.archive.store import ArchiveStore
 from synapse_replication.pipeline.archive.table import ArchiveTable, Point
 from synapse_replication.pipeline.failures import reason_of
-from synapse_replication.pipeline.scan import Spark, run_tasks
+from synapse_replication.pipeline.scan import Spark, batched, run_tasks
 from synapse_replication.pipeline.source.completeness import (
     last_allocated_id,
     stored_positions,
@@ -228,22 +228,14 @@ def batches_of(
     """
     ordered = sorted(parts, key=lambda p: (p.stream.name, p.low, p.high))
     last = {part.stream.name: part for part in ordered}
-    batch: list[Part] = []
-    offsets: dict[str, StreamOffset] = {}
-    for part in ordered:
-        if batch and sum(each.size for each in batch) + part.size > limit:
-            yield Batch(batch, offsets)
-            batch, offsets = [], {}
-        batch.append(part)
-        name = part.stream.name
-        # All rows of the stream up to the last id of the part are in this batch or in
-        # earlier ones.
-        offsets[name] = (
-            end[name]
-            if part is last[name]
-            else start[name].towards(end[name], part.high)
-        )
-    if batch:
+    for batch in batched(ordered, lambda part: part.size, limit):
+        offsets = {}
+        # All rows of a stream up to the last id of its last part are in this batch or
+        # in earlier ones.
+        for name, part in {part.stream.name: part for part in batch}.items():
+            is_last = part is last[name]
+            upto = start[name].towards(end[name], part.high)
+            offsets[name] = end[name] if is_last else upto
         yield Batch(batch, offsets)
 
 
