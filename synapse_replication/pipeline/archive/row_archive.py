@@ -170,15 +170,12 @@ class RowsArchiver:
                 )
             for selection in selections:
                 name = selection.stream.name
-                table = self.tables.get(name)
-                if table is None:
-                    table = self._open(name)
-                    for damaged in wrong_sizes(self._store, table.files):
-                        report(str(damaged))
+                if name not in self.tables:
+                    table = self._open(name, report)
                     offset = table.state.offset
                     self._planner.check_not_ahead(txn, selection, offset, "the archive")
-                    self.offsets[name] = offset
-                table.check_sole_driver()
+                    self.tables[name], self.offsets[name] = table, offset
+                self.tables[name].check_sole_driver()
             start = {s.stream.name: self.offsets[s.stream.name] for s in selections}
             end = self._planner.latest(txn, selections, start)
             parts = self._planner.parts(txn, selections, start, end)
@@ -186,14 +183,12 @@ class RowsArchiver:
         tables.reached(Point.PLANNED)
         return parts, start, end
 
-    def _open(self, stream: str) -> ArchiveTable:
-        table = ArchiveTable(
-            self._store,
-            self._store.stream_uri(stream),
-            stream,
-            self._options.catalog[stream].table.archive_schema,
-        )
-        self.tables[stream] = table
+    def _open(self, stream: str, report: Callable[[str], object]) -> ArchiveTable:
+        uri = self._store.stream_uri(stream)
+        schema = self._options.catalog[stream].table.archive_schema
+        table = ArchiveTable(self._store, uri, stream, schema)
+        for damaged in wrong_sizes(self._store, table.files):
+            report(str(damaged))
         return table
 
     def _write(self, batch: Batch) -> WrittenRows:
