@@ -193,9 +193,8 @@ def notable_ids(
     def choose(batches: Batches) -> Batches:
         found: dict[tuple[str, int], list[tuple[int, bytes]]] = {}
         for batch in batches:
-            for stream, bucket, *values in zip(
-                *batch.to_pydict().values(), strict=True
-            ):
+            columns = batch.to_pydict().values()
+            for stream, bucket, *values in zip(*columns, strict=True):
                 if stream in persisted:
                     found.setdefault((stream, bucket), []).append(tuple(values))
         for stream, bucket in sorted(found):

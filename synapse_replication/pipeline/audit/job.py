@@ -129,17 +129,13 @@ def run_audit(
     return show(findings, sys.stdout)
 
 
-def _show_nothing(step: str) -> None:
-    """Ignore the step: no progress is shown."""
-
-
 def audited(
     settings: PipelineSettings,
     *,
     recordings: Sequence[str | os.PathLike[str]] = (),
     archive: Snapshot | None = None,
     spark: Spark,
-    begin: Callable[[str], object] = _show_nothing,
+    begin: Callable[[str], object],
 ) -> list[AuditFinding]:
     """Audit a deployment; return the findings, worst first.
 
@@ -179,10 +175,9 @@ class _Audit:
         """Load the lines of the recordings and of the archive, each line once."""
         archive = self._archive
         load_lines(self._workspace, LINE_COLUMNS, recordings, archive, self._spark)
-        if archive is None:
-            # Each line of a file has its own number.
-            twice = []
-        else:
+        twice: list[AuditFinding] = []
+        # Each line of a file has its own number.
+        if archive is not None:
             twice = list(run_check(self._workspace, COMMANDS_TWICE))
         if twice:
             self._workspace.execute(
