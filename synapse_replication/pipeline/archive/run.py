@@ -102,10 +102,6 @@ class ArchiveSettings:
         return SourceOptions.parse(options)
 
 
-def _do_nothing(*arguments: object) -> None:
-    pass
-
-
 def run_archive(
     settings: ArchiveSettings,
     reporter: ArchiveProgress,
@@ -158,7 +154,7 @@ class _Archive:
         self._next_vacuum = time.monotonic() + _VACUUM_SECONDS
         self._stack = ExitStack()
         self._session: SparkSession | None = None
-        self._install_handlers: Callable[[], None] = _do_nothing
+        self._install_handlers: Callable[[], None] = lambda: None
 
     def run(self, *, with_signals: bool) -> Numbers:
         self._store.streams()

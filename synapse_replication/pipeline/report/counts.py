@@ -266,10 +266,8 @@ def choose_window(
     If the span of the times is too long for all lengths, return the longest one.
     """
     span = (last - first).total_seconds() if first and last else 0
-    for window in _WINDOWS:
-        if span / window <= MAX_WINDOWS:
-            return window
-    return _WINDOWS[-1]
+    fitting = (window for window in _WINDOWS if span / window <= MAX_WINDOWS)
+    return next(fitting, _WINDOWS[-1])
 
 
 def hide_names(found: Iterable[Any], key: bytes) -> Rows:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import attrs
@@ -167,7 +168,7 @@ class Planner:
             return self.latest(txn, selections)
         names = [s.stream.name for s in selections]
         try:
-            found = parse_token(text, names, _instance_names(txn))
+            found = parse_token(text, names, partial(_instance_name, txn))
         except PipelineError as error:
             raise PipelineError(f"option {option}: write {error}") from error
         for name in found:
@@ -257,17 +258,14 @@ class Planner:
         return split(found, options.num_partitions)
 
 
-def _instance_names(txn: cursor) -> Callable[[int], str]:
-    def name_of(instance_id: int) -> str:
-        if not exists(txn, "instance_map"):
-            raise LookupError(instance_id)
+def _instance_name(txn: cursor, instance_id: int) -> str:
+    rows = []
+    if exists(txn, "instance_map"):
         txn.execute(
             "SELECT instance_name FROM instance_map WHERE instance_id = %s",
             (instance_id,),
         )
         rows = txn.fetchall()
-        if not rows:
-            raise LookupError(instance_id)
-        return str(rows[0][0])
-
-    return name_of
+    if not rows:
+        raise LookupError(instance_id)
+    return str(rows[0][0])
