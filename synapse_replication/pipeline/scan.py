@@ -7,7 +7,9 @@ them.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import attrs
@@ -24,8 +26,12 @@ _T = TypeVar("_T")
 #: starting Spark's Python workers.
 FEW_IDS: Final = 250_000
 
-#: The same for reading only the keys of rows, which takes about 1 s for a million.
-FEW_KEYS: Final = 10_000_000
+#: The same for rows whose columns are only copied, which takes 1 to 2 s for a million.
+FEW_ROWS: Final = 10_000_000
+
+#: The maximum number of threads of this process that run tasks. Each has a connection,
+#: and waits for the database about half of its time.
+_THREADS: Final = 4
 
 #: The number of tasks that read files, unless these are very large.
 TASKS: Final = 64
@@ -97,18 +103,20 @@ class Scan:
 
 
 def run_tasks(
-    work: Callable[[Any], _T], tasks: Sequence[Any], ids: int, spark: Spark
+    work: Callable[[Any], _T], tasks: Sequence[Any], spark: Spark | None
 ) -> list[_T]:
-    """Call a function with each task, in this process or on executors.
+    """Call a function with each task, in threads of this process or on executors.
 
     Unlike the frame of a :class:`Scan`, this does not use Spark's SQL engine, which
     takes seconds to load.
 
-    :param ids: the approximate number of rows; for few rows, Spark is not used.
+    :param spark: ``None`` for threads of this process. If one of them fails, no further
+        tasks are begun.
     :return: the results, in the order of the tasks.
     """
-    if ids <= FEW_IDS:
-        return [work(task) for task in tasks]
+    if spark is None:
+        with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as threads:
+            return list(threads.map(work, tasks))
     parallel = spark().sparkContext.parallelize(tasks, len(tasks)).map(work)
     return _with_retries(parallel.collect)
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.archive.files import DayWriter, WrittenFile
 from synapse_replication.pipeline.archive.store import ArchiveStore
-from synapse_replication.pipeline.scan import Spark, batched, run_tasks
+from synapse_replication.pipeline.scan import FEW_IDS, Spark, batched, run_tasks
 from synapse_replication.pipeline.wire_lines import recordings_in, scan_recordings
 
 #: The maximum size of the recordings in a batch, in bytes, unless a single recording is
@@ -93,5 +93,5 @@ def write_recordings(
             writer.write(batch)
         return writer.close()
 
-    written = run_tasks(write, scan.tasks, scan.ids, spark)
+    written = run_tasks(write, scan.tasks, spark if scan.ids > FEW_IDS else None)
     return [file for files in written for file in files]

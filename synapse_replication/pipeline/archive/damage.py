@@ -17,7 +17,7 @@ from pyarrow import dataset, parquet
 
 from synapse_replication.errors import excerpt
 from synapse_replication.pipeline.archive.log import MISSING
-from synapse_replication.pipeline.scan import FEW_KEYS, Spark, grouped, run_tasks
+from synapse_replication.pipeline.scan import FEW_ROWS, Spark, grouped, run_tasks
 from synapse_replication.pipeline.schemas import DAY
 
 if TYPE_CHECKING:
@@ -158,10 +158,9 @@ def find_damage(
         reasons = ((file, _check_file(store, file)) for file in group)
         return [DamagedFile(file, reason) for file, reason in reasons if reason]
 
-    rows = sum(file.rows for file in files)
-    if spark is None or rows <= FEW_KEYS:
+    if spark is None or sum(file.rows for file in files) <= FEW_ROWS:
         return check(files)
-    found = run_tasks(check, grouped(files), rows, spark)
+    found = run_tasks(check, grouped(files), spark)
     return [each for damaged in found for each in damaged]
 
 

@@ -22,7 +22,7 @@ from synapse_replication.pipeline.archive.files import DayWriter, WrittenFile
 from synapse_replication.pipeline.archive.store import ArchiveStore
 from synapse_replication.pipeline.archive.table import ArchiveTable, Point
 from synapse_replication.pipeline.failures import reason_of
-from synapse_replication.pipeline.scan import Spark, batched, run_tasks
+from synapse_replication.pipeline.scan import FEW_ROWS, Spark, batched, run_tasks
 from synapse_replication.pipeline.source.completeness import (
     last_allocated_id,
     stored_positions,
@@ -76,8 +76,8 @@ class RowsArchiver:
     A row is complete if its writer cannot commit a row with a lower id any more. Not
     thread-safe.
 
-    :param spark: called for the first batch that has more ids than a task reads.
-        Smaller batches are read in this process.
+    :param spark: called if there are so many ids that executors read them faster than
+        this process, although Spark must be started.
     :param batch_ids: the maximum number of ids in a batch, unless a single part has
         more; ``None`` for the number that :data:`_TASKS_PER_CORE` tasks per core read.
     """
@@ -119,24 +119,23 @@ class RowsArchiver:
         """
         parts, start, end = self._plan(report)
         left = sum(part.size for part in parts)
+        spark = self._spark if left > FEW_ROWS else None
         if left:
             report(f"{left:,} ids to archive")
-        for batch in batches_of(parts, start, end, self._limit(left)):
+        for batch in batches_of(parts, start, end, self._limit(spark)):
             if stopped():
                 return
             begun = time.monotonic()
-            written = self._write(batch)
+            written = self._write(batch, spark)
             left -= batch.ids
             done(written, time.monotonic() - begun, left)
         self.offsets.update(end)
 
-    def _limit(self, left: int) -> int:
-        """Return the maximum number of ids in a batch, if ``left`` are to archive."""
+    def _limit(self, spark: Spark | None) -> int:
+        """Return the maximum number of ids in a batch."""
         if self._batch_ids is not None:
             return self._batch_ids
-        if left <= IDS_PER_TASK:
-            return IDS_PER_TASK
-        cores = self._spark().sparkContext.defaultParallelism
+        cores = 1 if spark is None else spark().sparkContext.defaultParallelism
         return _TASKS_PER_CORE * cores * IDS_PER_TASK
 
     def lag(self) -> dict[tuple[str, str], int]:
@@ -191,11 +190,11 @@ class RowsArchiver:
             report(str(damaged))
         return table
 
-    def _write(self, batch: Batch) -> WrittenRows:
+    def _write(self, batch: Batch, spark: Spark | None) -> WrittenRows:
         today = datetime.datetime.now(datetime.timezone.utc).date()
         write = functools.partial(write_parts, self._store, self._conninfo, today)
         tasks = pack(batch.parts, None)
-        results = run_tasks(write, tasks, batch.ids, self._spark)
+        results = run_tasks(write, tasks, spark)
         tables.reached(Point.WRITTEN)
         files = [file for found, _ in results for file in found]
         rows = {}

@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 
 from synapse_replication.pipeline.scan import (
     FEW_IDS,
-    FEW_KEYS,
+    FEW_ROWS,
     Batches,
     Scan,
     Spark,
@@ -202,7 +202,7 @@ def notable_ids(
             yield notable(stream, sightings, received, archived)
 
     total = sum(scan.ids for scan in stored)
-    if total <= FEW_KEYS:
+    if total <= FEW_ROWS:
         yield from choose(
             batch
             for batches in (*(scan.batches() for scan in stored), sent)

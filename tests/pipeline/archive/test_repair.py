@@ -16,7 +16,6 @@ from deltalake import DeltaTable
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import PipelineError
-from synapse_replication.pipeline import scan
 from synapse_replication.pipeline.archive import damage, repair
 from synapse_replication.pipeline.archive.damage import (
     ArchivedFile,
@@ -129,8 +128,7 @@ class RepairTests(SynchronousTestCase):
                 self.assertIn("archive --repair", str(caught.exception))
             if "CRC" in reason:
                 # Check the files in tasks.
-                self.patch(damage, "FEW_KEYS", 0)
-                self.patch(scan, "FEW_IDS", 0)
+                self.patch(damage, "FEW_ROWS", 0)
             snapshot = open_snapshot(self.archive).verified(shared_session)
             (damaged,) = snapshot.damaged
             self.assertIn(reason, str(damaged))

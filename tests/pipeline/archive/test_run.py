@@ -21,7 +21,11 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline import scan
-from synapse_replication.pipeline.archive import run as job, table as tables
+from synapse_replication.pipeline.archive import (
+    row_archive,
+    run as job,
+    table as tables,
+)
 from synapse_replication.pipeline.archive.frames import read_archive
 from synapse_replication.pipeline.archive.metrics import ArchiveMetrics
 from synapse_replication.pipeline.archive.progress import ArchiveProgress, Numbers
@@ -121,8 +125,8 @@ class ArchiveTests(SynchronousTestCase):
         A row that PostgreSQL cannot convert is skipped, counted and named, without its
         content, and all other rows are archived, by this process and by Spark.
         """
-        for tasks, most in enumerate((scan.FEW_IDS, 0)):
-            self.patch(scan, "FEW_IDS", most)
+        for tasks, most in enumerate((scan.FEW_ROWS, 0)):
+            self.patch(row_archive, "FEW_ROWS", most)
             self.output.seek(0)
             add_rows(self.dsn, 50)
             bad, worse, late = (50 * tasks + id_ for id_ in (7, 30, 10))
@@ -178,7 +182,7 @@ class ArchiveTests(SynchronousTestCase):
         writers.
         """
         # Read even small batches with Spark.
-        self.patch(scan, "FEW_IDS", 0)
+        self.patch(row_archive, "FEW_ROWS", 0)
         add_rows(self.dsn, 50, with_slow=False)
         seen: list[tuple[int, int]] = []
         numbers = self.archive(watch=self.count_elsewhere(seen))

@@ -258,7 +258,7 @@ class NotableIdsTests(SynchronousTestCase):
         archive = self.scan([3, 4, 9, 11], Source.ARCHIVE)
 
         here = self.runs([tables, archive])
-        self.patch(ids, "FEW_KEYS", 1)
+        self.patch(ids, "FEW_ROWS", 1)
         self.patch(ids, "FEW_IDS", 1)
         there = self.runs([tables, archive])
 
