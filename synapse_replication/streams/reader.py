@@ -364,6 +364,8 @@ class Reader(Struct, eq=False):
     :ivar page: the page that is being delivered.
     :ivar expected: the tokens of rows that arrived since the page was requested, and
         that it should contain; the lowest :data:`MAX_EXPECTED` of them, in order.
+    :ivar heard_on_lost_links: the position when a link was lost that alone had carried
+        it.
     """
 
     policy: ReaderPolicy
@@ -377,6 +379,7 @@ class Reader(Struct, eq=False):
     request: Fetch | None = None
     page: Page | None = None
     expected: list[int] = field(default_factory=list)
+    heard_on_lost_links: int = 0
     _page_cursor: int = 0
     _reports: list[Action] = field(default_factory=list)
     _due: float = 0.0
@@ -390,7 +393,7 @@ class Reader(Struct, eq=False):
         """The state of the writer. Reading it is thread-safe."""
         work = self.work
         if work is None:
-            return State.LIVE if self._is_announced else State.WAITING
+            return State.LIVE if self._announced else State.WAITING
         if self.page is not None:
             return State.DELIVERING
         if self.request is not None:
@@ -398,9 +401,9 @@ class Reader(Struct, eq=False):
         return State.PAUSED if work.pace is Pace.PAUSED else State.DUE
 
     @property
-    def _is_announced(self) -> bool:
+    def _announced(self) -> list[LinkState]:
         links = list(self.links.values())  # another thread may change the dict
-        return any(s.phase is not Phase.WAITING for s in links)
+        return [state for state in links if state.phase is not Phase.WAITING]
 
     @property
     def _from_start(self) -> list[LinkState]:
@@ -459,7 +462,9 @@ class Reader(Struct, eq=False):
         """Add a link. What the writer sends on it is not older than what it said.
 
         The exception is what another link carries: the writer may have sent its first
-        POSITION on this link before the rows that arrived on that link.
+        POSITION on this link before the rows that arrived on that link. If the epoch is
+        known, another one is what is still to be fetched: it may be of an earlier
+        process, and a page may be ahead of all links.
         """
         if not self.links:
             self._resume()
@@ -468,7 +473,8 @@ class Reader(Struct, eq=False):
         if work is not None:
             if work.rewind_to is not None:
                 said = work.rewind_to
-            said = max(said, work.target, work.doubt or 0)
+            if self.epoch is None:
+                said = max(said, work.target, work.doubt or 0)
         is_carried = any(
             state.phase is not Phase.WAITING and state.heard >= said
             for state in self.links.values()
@@ -479,16 +485,14 @@ class Reader(Struct, eq=False):
     def link_lost(self, link: Hashable) -> None:
         """Remove a link. What is missing remains missing, and waits for a link.
 
-        If only this link carried the position, and the epoch is not known, the writer
-        may have restarted since: a lower POSITION on another link shows it.
+        If only this link carried the position, and no epoch is known, the writer may
+        have restarted since: a lower POSITION on another link shows it.
         """
         del self.links[link]
-        if not self.policy.resettable or self.epoch is not None:
+        if not self.policy.resettable:
             return
-        carriers = [s for s in self.links.values() if s.phase is not Phase.WAITING]
-        if all(state.heard < self.position for state in carriers):
-            for state in carriers:
-                state.heard = self.position
+        if all(state.heard < self.position for state in self._announced):
+            self.heard_on_lost_links = self.position
 
     # -- rows -------------------------------------------------------------------------
 
@@ -616,7 +620,12 @@ class Reader(Struct, eq=False):
         if is_first:
             state.phase = Phase.OPENING
             state.is_from_start = position == 0 and self.epoch is None
-        contradicts = new < state.heard
+        contradicts = new < state.heard or (
+            # An epoch would show whether the writer has restarted.
+            self.epoch is None
+            and state.epoch is None
+            and new < self.heard_on_lost_links
+        )
         is_plausible = self.is_plausible(new)
         state.heard = max(state.heard, new)
         # A stream in tables that is at or below ``new`` follows without a reset, which
@@ -699,7 +708,7 @@ class Reader(Struct, eq=False):
         if has_restarted or stated not in (None, epoch):
             # An earlier process sent what the link has carried.
             state.heard = token
-            self._drop_claims()
+            self._drop_claims(max(each.heard for each in self.links.values()))
         if epoch in (self.epoch, None if work is None else work.epoch):
             return Finding.NOTHING
         state.heard = max(state.heard, token)
@@ -724,12 +733,11 @@ class Reader(Struct, eq=False):
         self._begin().epoch = epoch
         return Finding.EXPECTED
 
-    def _drop_claims(self) -> None:
-        """Fetch no rows of which no link says any more that they exist."""
+    def _drop_claims(self, said: int) -> None:
+        """Fetch no rows above ``said``: nobody says any more that they exist."""
         work = self.work
         if work is None:
             return
-        said = max(state.heard for state in self.links.values())
         work.target = min(work.target, max(said, self.reached))
         if work.doubt is not None and work.doubt > said:
             work.doubt = None
@@ -753,9 +761,11 @@ class Reader(Struct, eq=False):
         from_start = self._from_start
         if self.epoch is not None or not from_start:
             return False
-        if self.page is not None or any(s.epoch is None for s in from_start):
+        # Rows may have arrived on other links first, and be of another process.
+        stated = {state.epoch for state in self._announced}
+        if self.page is not None or None in stated:
             return None
-        if any(s.epoch != epoch for s in from_start):
+        if stated != {epoch}:
             return False
         has_caught_up = any(s.heard >= self.position for s in from_start)
         return True if has_caught_up else None
@@ -770,7 +780,7 @@ class Reader(Struct, eq=False):
         :param is_deleted: whether its stored position was deleted, so that it cannot
             write.
         """
-        if self._is_announced and not is_deleted:
+        if self._announced and not is_deleted:
             # The writer announces its rows itself.
             return Finding.NOTHING
         if self.work is None and upto <= self.floor:
@@ -887,6 +897,11 @@ class Reader(Struct, eq=False):
         assert work is not None
         if epoch is not None:
             self.epoch = epoch
+            for state in self.links.values():
+                if state.phase is Phase.WAITING:
+                    # The link has carried nothing, and what others carried when it came
+                    # up may be of an earlier process.
+                    state.heard = 0
         if work.epoch == epoch:
             work.epoch = None
 
@@ -1095,6 +1110,7 @@ class Reader(Struct, eq=False):
         self.work = Work(restart, token, restart, rewind_to=restart)
         self.page = self.request = None
         self.epoch = None
+        self.heard_on_lost_links = 0
         for other, state in self.links.items():
             self.drop_unfinished(other)
             state.heard = token if other == link else min(state.heard, restart)
@@ -1117,7 +1133,8 @@ class Reader(Struct, eq=False):
             return True
         work.cursor = work.empty_upto = work.rewind_to = 0
         if result.last_token is not None:
-            work.target = min(work.target, result.last_token)
+            # The rows above it were those of an earlier process.
+            self._drop_claims(result.last_token)
         return False
 
     def _refute(self, last_token: int) -> None:
@@ -1200,7 +1217,6 @@ class Reader(Struct, eq=False):
         work = self.work
         assert work is not None
         self.work = None
-        self.page = self.request = None
         if work.drain_upto is not None and self.empty is not None:
             self.empty.settle(min(work.drain_upto, work.reached))
         self._reports.append(Finished(work.drain_upto))

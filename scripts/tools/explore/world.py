@@ -338,6 +338,7 @@ class World:
             ),
             tuple(reader.expected), round(reader._due, 3) if rates else 0.0,
             None if reader._start is None else round(reader._start, 3),
+            reader.heard_on_lost_links,
         )  # fmt: skip
         unknown = (
             tuple(self.ids), self.sent, self.life, self.removed, tuple(self.log),
@@ -357,7 +358,7 @@ class World:
         (
             self.position, self.known, self.answer, self.page_life, self.page_holes,
             self.busy, self.given_up, self.timer, self.timer_due, self.wait,
-            position, epoch, empty, work, request, page, expected, due, start,
+            position, epoch, empty, work, request, page, expected, due, start, lost,
         ) = known  # fmt: skip
         (
             ids, self.sent, self.life, self.removed, log, self.lie, self.delivered,
@@ -396,6 +397,7 @@ class World:
             tokens, upto, reader._page_cursor = page
             reader.page = Page(list(tokens), [None] * len(tokens), upto)
         reader.expected, reader._due, reader._start = list(expected), due, start
+        reader.heard_on_lost_links = lost
         return self
 
     # -- what can happen ---------------------------------------------------------------
