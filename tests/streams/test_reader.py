@@ -512,6 +512,55 @@ class PageTests(SynchronousTestCase):
         driven.take()
         self.assertEqual(driven.requested(), (2, 103))
 
+    def test_rows_that_arrived_during_an_earlier_fetch(self) -> None:
+        """A page need not have the rows that an earlier one had to have."""
+        driven = Driven(position=5)
+        driven.open(5)
+        driven.reader.reported("a", 8, 0.0)
+        driven.take()
+        driven.row(7)
+        self.assertTrue(driven.page(6, 7))
+        driven.take()
+        driven.reader.reported("a", 12, 0.0)
+        driven.take()
+        self.assertTrue(driven.page(10))
+
+    def test_refuted_claims_may_have_hidden_true_ones(self) -> None:
+        """After claims were refuted, the rows below the next one are fetched."""
+        for claims in ((8, 500), (2000, 3000)):
+            driven = Driven(position=5)
+            driven.open(5)
+            for claim in claims:
+                driven.reader.reported("a", claim, 0.0)
+            driven.take()
+            self.assertFalse(driven.page(upto=5, last_token=5))
+            driven.take()
+            self.assertIs(driven.row(9), Verdict.FETCH)
+            driven.take()
+            self.assertEqual(driven.requested(), (5, 9))
+
+    def test_rows_delivered_before_the_position_is_lowered(self) -> None:
+        """It is lowered only to the last row that was delivered meanwhile."""
+        for token, lowered in ((10, [Rewind(10)]), (25, [])):
+            driven = Driven(position=5)
+            driven.open(5)
+            driven.reader.announced("a", 5, 20, 0.0)
+            driven.take()
+            driven.reader.reported("a", 30, 0.0)
+            driven.take()
+            driven.page(6, upto=8)
+            driven.take()
+            fetch = driven.reader.request
+            assert fetch is not None
+            result = StreamUpdateResult([(10, None), (25, None)], 30, False)
+            driven.reader.page_fetched(fetch, result)
+            # The row is in the range that the first page covered.
+            self.assertIs(driven.row(7), Verdict.FETCH)
+            driven.reader.position = max(20, token)
+            driven.reader.delivered(token)
+            actions = driven.take()
+            self.assertEqual([a for a in actions if isinstance(a, Rewind)], lowered)
+
     def test_removed(self) -> None:
         """The last rows of a removed writer come from the stream's own source."""
         driven = Driven()
@@ -751,6 +800,21 @@ class EpochTests(SynchronousTestCase):
         driven.take()
         found = driven.reader.announced("a", 0, 0, 0.0)
         self.assertIs(found, Finding.NOTHING)
+
+    def test_restart_without_epoch(self) -> None:
+        """After a reset, a link is compared with what it has said since then."""
+        driven = Driven(MEMORY, links="ab")
+        driven.open(0, "a")
+        driven.open(0, "b")
+        for link, token in (("b", 1), ("a", 1), ("b", 2)):
+            driven.row(token, link)
+        driven.reader.link_lost("b")
+        found = driven.reader.announced("a", 0, 0, 0.0)
+        self.assertIs(found, Finding.RESET)
+        self.assertIn(Rewind(0), driven.take())
+        found = driven.reader.announced("a", 0, 0, 0.0)
+        self.assertIs(found, Finding.NOTHING)
+        self.assertIs(driven.row(1), Verdict.DELIVER)
 
     def test_restart_seen_on_the_link_that_carried_the_rows(self) -> None:
         """Rows from before a restart are not taken for those of the new process."""
