@@ -13,7 +13,7 @@ sink, and its requests to the streams.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any, TypeAlias
 
@@ -102,7 +102,7 @@ class _Observer(ReplicationObserver):
 
     @handles(events.Discarded)
     def _discarded(self, event: events.Discarded) -> None:
-        self._report.discarded[event.reason, event.stream_name] += event.count
+        self._report.discarded[event.reason][event.stream_name] += event.count
         if event.reason is events.DiscardReason.OLD_TOKEN:
             self._report.rdata_at_or_below_position[event.stream_name] += event.count
 
@@ -286,7 +286,8 @@ def _why_unparsable(item: ReceivedItem) -> RemoteProtocolError | None:
 def replay_records(records: Iterable[Record | RecordingError]) -> ReplayReport:
     """Replay a recording through the parser and the handler; return the report."""
     replay = _Replay()
-    for chunk in _chunks(records):
+    iterator = iter(records)
+    while chunk := list(islice(iterator, _CHUNK)):
         good = [each for each in chunk if isinstance(each, Record)]
         for each in chunk:
             if isinstance(each, RecordingError):
@@ -294,11 +295,3 @@ def replay_records(records: Iterable[Record | RecordingError]) -> ReplayReport:
         replay.feed(good)
     replay.report.unparsable.sort(key=lambda each: each.line_number)
     return replay.finish()
-
-
-def _chunks(
-    records: Iterable[Record | RecordingError],
-) -> Iterator[list[Record | RecordingError]]:
-    iterator = iter(records)
-    while chunk := list(islice(iterator, _CHUNK)):
-        yield chunk

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
 
 import attrs
+import msgspec
 
 from synapse_replication.handlers.events import DiscardReason
 
@@ -64,12 +65,12 @@ class ReplayReport:
     :ivar resets: how often a writer's position moved back, by stream.
     :ivar last_position: the last position by stream and writer.
     :ivar discarded: rows, positions and repeated commands that the handler discarded,
-        by the reason and the name of the stream or command.
+        by the reason, then by the name of the stream or command.
     :ivar extra_fields: rows with unknown additional fields, by stream.
     :ivar gaps: the ranges in which rows may be missing.
-    :ivar unparsable: the first thousand lines that cannot be parsed.
     :ivar unparsable_lines: the number of lines that are not records, or whose command
         or row cannot be parsed.
+    :ivar unparsable: the first thousand lines that cannot be parsed.
     :ivar failures: other failures, by their text.
     """
 
@@ -80,11 +81,13 @@ class ReplayReport:
     rdata_at_or_below_position: Counter[str] = attrs.Factory(Counter)
     resets: Counter[str] = attrs.Factory(Counter)
     last_position: dict[_Key, int] = attrs.Factory(dict)
-    discarded: Counter[tuple[DiscardReason, str]] = attrs.Factory(Counter)
+    discarded: defaultdict[DiscardReason, Counter[str]] = attrs.Factory(
+        lambda: defaultdict(Counter)
+    )
     extra_fields: Counter[str] = attrs.Factory(Counter)
     gaps: list[Gap] = attrs.Factory(list)
-    unparsable: list[Unparsable] = attrs.Factory(list)
     unparsable_lines: int = 0
+    unparsable: list[Unparsable] = attrs.Factory(list)
     failures: Counter[str] = attrs.Factory(Counter)
 
     @property
@@ -93,7 +96,7 @@ class ReplayReport:
         return not (
             self.unparsable_lines
             or self.failures
-            or any(reason not in EXPLANATIONS for reason, _ in self.discarded)
+            or any(reason not in EXPLANATIONS for reason in self.discarded)
         )
 
     def add_unparsable(self, number: int, error: str) -> None:
@@ -104,31 +107,11 @@ class ReplayReport:
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as values that JSON can represent."""
-        discarded: dict[str, dict[str, int]] = {}
-        for (reason, stream), count in sorted(
-            self.discarded.items(), key=lambda item: (item[0][0].value, item[0][1])
-        ):
-            discarded.setdefault(reason.value, {})[stream] = count
-        return {
-            "lines": self.lines,
-            "commands": dict(sorted(self.commands.items())),
-            "rdata_rows": dict(sorted(self.rdata_rows.items())),
-            "batches": dict(sorted(self.batches.items())),
-            "rdata_at_or_below_position": dict(
-                sorted(self.rdata_at_or_below_position.items())
-            ),
-            "resets": dict(sorted(self.resets.items())),
-            "last_position": {
-                f"{stream} {writer}": token
-                for (stream, writer), token in sorted(self.last_position.items())
-            },
-            "discarded": discarded,
-            "extra_fields": dict(sorted(self.extra_fields.items())),
-            "gaps": [attrs.asdict(gap) for gap in self.gaps],
-            "unparsable_lines": self.unparsable_lines,
-            "unparsable": [attrs.asdict(each) for each in self.unparsable],
-            "failures": dict(sorted(self.failures.items())),
+        value: dict[str, Any] = msgspec.to_builtins(self, order="deterministic")
+        value["last_position"] = {
+            " ".join(key): token for key, token in value["last_position"].items()
         }
+        return value
 
 
 def describe(report: ReplayReport) -> Iterator[str]:
@@ -150,11 +133,13 @@ def describe(report: ReplayReport) -> Iterator[str]:
         "Discarded by the handler",
         {
             f"{reason.value} {name}": count
-            for (reason, name), count in report.discarded.items()
+            for reason, counts in report.discarded.items()
+            for name, count in counts.items()
         },
         {
             f"{reason.value} {name}": EXPLANATIONS.get(reason, "NOT EXPLAINED")
-            for reason, name in report.discarded
+            for reason, counts in report.discarded.items()
+            for name in counts
         },
     )
     yield from _table("Rows with unknown additional fields", report.extra_fields)

@@ -23,14 +23,14 @@ class ReportTests(SynchronousTestCase):
             DiscardReason.REDUNDANT_POSITION,
             DiscardReason.UNKNOWN_STREAM,
         ):
-            report.discarded[reason, "events"] += 1
+            report.discarded[reason]["events"] += 1
 
         self.assertTrue(report.is_clean)
 
     def test_not_clean(self) -> None:
         """With a lost row, an unparsable line or a failure, a report is not clean."""
         lost, unparsable, failed = ReplayReport(), ReplayReport(), ReplayReport()
-        lost.discarded[DiscardReason.UNDECODABLE, "events"] += 1
+        lost.discarded[DiscardReason.UNDECODABLE]["events"] += 1
         unparsable.add_unparsable(3, "no")
         failed.failures["x"] += 1
 
@@ -50,8 +50,8 @@ class ReportTests(SynchronousTestCase):
         report = ReplayReport(lines=7)
         report.commands["RDATA"] = 5
         report.last_position["typing", "w"] = 3
-        report.discarded[DiscardReason.UNDECODABLE, "typing"] = 2
-        report.discarded[DiscardReason.OLD_TOKEN, "events"] = 1
+        report.discarded[DiscardReason.UNDECODABLE]["typing"] = 2
+        report.discarded[DiscardReason.OLD_TOKEN]["events"] = 1
         report.gaps.append(Gap("events", "p1", 5, 9))
         report.add_unparsable(4, "cannot parse")
         return report
