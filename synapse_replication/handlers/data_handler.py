@@ -296,15 +296,24 @@ class ReplicationDataHandler:
 
     def _check(self) -> None:
         advanced, self._advanced = self._advanced, {}
-        for key in advanced:
-            position = self._position(key) if key in self._checks else None
-            if position == self._compared.get(key):
-                continue
-            self._compared[key] = position
-            for check in list(self._checks[key]):
-                # One that was called earlier may have ended this wait.
-                if check in self._checks.get(key, ()):
-                    check()
+        try:
+            for key in list(advanced):
+                del advanced[key]
+                self._check_key(key)
+        finally:
+            # A stream raised: the reactor logs it, and the rest is checked next.
+            if advanced:
+                self._check_soon(*advanced)
+
+    def _check_key(self, key: _Key) -> None:
+        position = self._position(key) if key in self._checks else None
+        if position == self._compared.get(key):
+            return
+        self._compared[key] = position
+        for check in list(self._checks[key]):
+            # One that was called earlier may have ended this wait.
+            if check in self._checks.get(key, ()):
+                check()
 
     async def _find_largest(self, stream_name: str) -> int | None:
         if self._largest_token is None:

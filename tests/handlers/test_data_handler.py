@@ -168,6 +168,28 @@ class ReplicationDataHandlerTests(SynchronousTestCase):
         self.successResultOf(second)
         self.assertNothingLeft()
 
+    def test_stream_that_raises(self) -> None:
+        """A stream that raises when it is asked keeps only its own waits waiting."""
+        current_token = self.stream.current_token
+
+        def fail_for_broken(writer: str) -> int:
+            if writer == "broken":
+                raise ZeroDivisionError
+            return current_token(writer)
+
+        broken, waiting = self.wait(1, "broken"), self.wait(1, "w")
+        self.data.own_rows_written()
+        self.stream.advance("w", 1)
+        self.patch(self.stream, "current_token", fail_for_broken)
+        with self.assertRaises(ZeroDivisionError):
+            self.reactor.advance(0)
+        self.reactor.advance(0)
+        self.successResultOf(waiting)
+        self.patch(self.stream, "current_token", current_token)
+        self.rows(1, "broken")
+        self.successResultOf(broken)
+        self.assertNothingLeft()
+
     def test_position_that_returns(self) -> None:
         """A wait wakes although the position is that of the last comparison."""
         last = self.wait(9)
