@@ -114,6 +114,7 @@ class StreamSetup:
         self._database = database
         self.empty_ranges: dict[str, tuple[int, int]] = {}
         self.generators: dict[str, MultiWriterIdGenerator] = {}
+        self._first_seen: dict[str, float] = {}
         self._saved: Positions = {}
         #: The stored positions by stream and writer; tokens as on the wire.
         self._stored: dict[str, dict[str, int]] = {}
@@ -457,6 +458,7 @@ class StreamSetup:
             self._host.clock,
             on_finished=self._host.notifier.notify,
             observer=self._host.observer,
+            first_seen=self._first_seen,
         )
 
     async def _read_stored(self) -> None:

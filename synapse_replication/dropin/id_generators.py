@@ -49,6 +49,9 @@ _HOST_DESCRIPTIONS = {
     "persist_position": "MultiWriterIdGenerator._update_table",
 }
 
+#: When each transaction that an earlier process may have left was first seen, in s.
+_first_seen: dict[str, float] = {}
+
 _NAMED_PARAMETER = re.compile(r"%\((\w+)\)s")
 
 
@@ -242,12 +245,14 @@ class DropInIdGenerator(id_generators.MultiWriterIdGenerator):
 
 
 def _wait_for_predecessor(db_conn: Any, stream: IdStream, instance_name: str) -> None:
-    """Wait for transactions that an earlier process may have left. Blocks up to 10 s.
+    """Wait for transactions that an earlier process may have left.
+
+    It blocks up to 10 s for each of them, whichever streams it writes to.
 
     The host has not begun to serve requests. Its connection is left without an open
     transaction, so that the next one sees the rows of those that have ended.
     """
-    wait = PredecessorWait(stream, instance_name, time.monotonic)
+    wait = PredecessorWait(stream, instance_name, time.monotonic, _first_seen)
     with closing(db_conn.cursor(txn_name="wait_for_predecessor")) as cursor:
         while not wait.is_over(cursor):
             db_conn.commit()

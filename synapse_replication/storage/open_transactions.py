@@ -33,11 +33,11 @@ _log = Logger()
 #: The interval at which open transactions are polled, in s.
 POLL_SECONDS = 0.1
 
-#: How long the start of a writer waits for the transactions of its predecessor, in s,
-#: for each stream. The server ends the transaction of a killed process immediately,
-#: unless a statement or a commit is in progress. One that is open for longer is
-#: probably of another process, such as a purge of old rows, or of a machine that
-#: vanished, and then cannot commit.
+#: How long the start of a writer waits for a transaction of its predecessor, in s, even
+#: if that transaction writes to several streams. The server ends the transaction of a
+#: killed process immediately, unless a statement or a commit is in progress. One that
+#: is open for longer is probably of another process, such as a purge of old rows, or of
+#: a machine that vanished, and then cannot commit.
 MAX_WAIT = 10.0
 
 #: Where the first words of a query end: before its first value, whose text may be
@@ -161,21 +161,28 @@ class PredecessorWait:
 
     :param instance_name: the name of this writer.
     :param seconds: returns the time in s.
+    :param first_seen: when each transaction was first seen, in s. All streams of a
+        process share it.
     """
 
     def __init__(
-        self, stream: IdStream, instance_name: str, seconds: Callable[[], float]
+        self,
+        stream: IdStream,
+        instance_name: str,
+        seconds: Callable[[], float],
+        first_seen: dict[str, float],
     ) -> None:
         self._stream = stream
         self._instance_name = instance_name
         self._seconds = seconds
-        self._deadline = seconds() + MAX_WAIT
+        self._first_seen = first_seen
         self._open: frozenset[str] | None = None
 
     def is_over(self, txn: Any) -> bool:
         """Return whether all transactions that the first call found have ended.
 
-        After :data:`MAX_WAIT`, log a warning and return true.
+        If those that have not were first seen :data:`MAX_WAIT` ago, log a warning and
+        return true.
 
         :param txn: a cursor.
         """
@@ -183,7 +190,9 @@ class PredecessorWait:
         self._open = found if self._open is None else self._open & found
         if not self._open:
             return True
-        if self._seconds() < self._deadline:
+        now = self._seconds()
+        newest = max(self._first_seen.setdefault(each, now) for each in self._open)
+        if now < newest + MAX_WAIT:
             return False
         self._warn(find_session(txn, self._stream, 0, self._open))
         return True

@@ -17,12 +17,14 @@ from unittest.mock import patch
 
 from psycopg2.extensions import ISOLATION_LEVEL_REPEATABLE_READ, connection, cursor
 from twisted.internet.defer import Deferred
+from twisted.logger import capturedLogs
 from twisted.trial.unittest import SynchronousTestCase
 
+from synapse_replication.dropin import id_generators
 from synapse_replication.dropin.id_generators import DropInIdGenerator
 from synapse_replication.dropin.settings import variable
 from synapse_replication.storage.database import connect
-from synapse_replication.storage.open_transactions import POLL_SECONDS
+from synapse_replication.storage.open_transactions import MAX_WAIT, POLL_SECONDS
 from tests.dropin.host import FakeHomeserver, fake_modules
 from tests.storage.doubles import PostgresMixin
 
@@ -208,6 +210,23 @@ class StartTests(PostgresMixin, SynchronousTestCase):
         ids = self.start("w1")
         self.assertEqual(self.slept, [POLL_SECONDS])
         self.assertEqual(ids.get_minimal_local_current_token(), 3)
+
+    def test_long_transaction(self) -> None:
+        """A process waits once for a transaction, not for each of its streams."""
+        now = [0.0]
+        self.patch(time, "monotonic", lambda: now[0])
+        self.patch(id_generators, "_first_seen", {})
+
+        def sleep(seconds: float) -> None:
+            self.slept.append(seconds)
+            now[0] += seconds
+
+        self.patch(time, "sleep", sleep)
+        with capturedLogs() as logged:
+            for _ in range(3):
+                self.start("w1")
+        self.assertApproximates(sum(self.slept), MAX_WAIT, 2 * POLL_SECONDS)
+        self.assertEqual(len(logged), 3)
 
     def test_committed_before(self) -> None:
         """The position includes a row that was committed after the host connected."""

@@ -69,9 +69,10 @@ class PredecessorWaitTests(_OpenTransactionsTestCase):
     def setUp(self) -> None:
         super().setUp()
         self.now = 0.0
+        self.first_seen: dict[str, float] = {}
 
     def wait(self) -> PredecessorWait:
-        return PredecessorWait(FOOBAR, "first", lambda: self.now)
+        return PredecessorWait(FOOBAR, "first", lambda: self.now, self.first_seen)
 
     def is_over(self, wait: PredecessorWait) -> bool:
         with self.connection.cursor() as cursor:
@@ -112,12 +113,22 @@ class PredecessorWaitTests(_OpenTransactionsTestCase):
         """After 10 s, the session is named, and the start goes on."""
         writing = self.insert(2)
         wait = self.wait()
+        self.assertFalse(self.is_over(wait))
         self.now = MAX_WAIT - 1
         self.assertFalse(self.is_over(wait))
         text = self.warning(wait)
         self.assertIn("writes to stream foobar", text)
         self.assertIn(f"session {pid(writing)}", text)
         self.assertIn(f"pg_terminate_backend({pid(writing)})", text)
+
+    def test_transaction_of_several_streams(self) -> None:
+        """The next stream does not wait for the same transaction again."""
+        self.insert(2)
+        self.assertFalse(self.is_over(self.wait()))
+        self.now = MAX_WAIT
+        self.assertIn("writes to stream foobar", self.warning(self.wait()))
+        self.insert(3)
+        self.assertFalse(self.is_over(self.wait()))
 
     def warning(self, wait: PredecessorWait) -> str:
         """Return what is logged when the wait ends without success."""
@@ -131,7 +142,9 @@ class PredecessorWaitTests(_OpenTransactionsTestCase):
         """A prepared transaction has no session."""
         self.patch(open_transactions, "find_session", lambda *_, **__: None)
         self.insert(2)
-        self.assertIn("pg_prepared_xacts", self.warning(self.wait()))
+        wait = self.wait()
+        self.assertFalse(self.is_over(wait))
+        self.assertIn("pg_prepared_xacts", self.warning(wait))
 
     def test_another_session(self) -> None:
         """A session with another transaction is not named, even if it is older."""
