@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import secrets
+from collections.abc import Callable
 from typing import Any
 
 import attrs
 
 from synapse_replication.app.outgoing_commands import CommandsOut
-from synapse_replication.app.sources import HostSources
 from synapse_replication.clock import BackgroundProcesses, ReactorClock
-from synapse_replication.config.replication_options import ReplicationOptions
-from synapse_replication.errors import LocalProtocolError
-from synapse_replication.handlers.data_handler import ReplicationDataHandler
+from synapse_replication.errors import CatchUpError, LocalProtocolError
+from synapse_replication.handlers.data_handler import (
+    LargestToken,
+    ReplicationDataHandler,
+)
 from synapse_replication.handlers.host_parts import (
     StreamTable,
     SyncingUsers,
@@ -39,14 +40,19 @@ class PositionsOnlySink:
         """Ignore the position."""
 
 
+def _fail_without_client(name: str) -> UpdateFunction:
+    raise CatchUpError(
+        f"rows of {name} cannot be requested: this host has no HTTP client"
+    )
+
+
 @attrs.define(eq=False)
 class StandaloneHost:
     """A :class:`~synapse_replication.handlers.interfaces.ReplicationHost`.
 
     The functions that create the sinks take the host as an argument, so the host is
-    created without sinks. :meth:`set_sink` and :meth:`set_command_sink` add the sinks
-    before the functions of ``modules`` are called. The cache is added when the link is
-    started.
+    created without sinks. The sinks are added before the functions of ``modules`` are
+    called. The cache is added when the link is started.
 
     :ivar hooks: delivers events to subscribed callbacks.
     :ivar outgoing: sends commands to the other instances.
@@ -56,47 +62,29 @@ class StandaloneHost:
     :ivar rows: delivers received rows to the sink.
     :param stores_user_ips: whether this process stores client IPs, even if its code
         does not subscribe to ``USER_IP``.
-    :param sources: reads from the other processes and the database.
+    :ivar fetch_from_writer: returns, for the name of a stream held in memory, a
+        function that requests its rows from their writers over HTTP, with retries.
+    :param largest_token: returns the last id that a stream's sequence allocated;
+        ``None`` without a database.
     """
 
     identity: Identity
     clock: ReactorClock
     observer: ReplicationObserver
-    run_as_background_process: BackgroundProcesses
-    _stores_user_ips: bool
     hooks: ReplicationHooks
-    _sources: HostSources = attrs.field(factory=HostSources)
-    streams: StreamTable = attrs.field(factory=StreamTable)
-    outgoing: CommandsOut = attrs.field(init=False)
+    _stores_user_ips: bool = False
+    fetch_from_writer: Callable[[str], UpdateFunction] = _fail_without_client
+    _largest_token: LargestToken | None = None
+    run_as_background_process: BackgroundProcesses = attrs.field(init=False)
+    streams: StreamTable = attrs.field(factory=StreamTable, init=False)
+    outgoing: CommandsOut = attrs.field(factory=CommandsOut, init=False)
     commands: CommandSink = attrs.field(init=False)
-    notifier: WriteNotifier = attrs.field(factory=WriteNotifier)
+    notifier: WriteNotifier = attrs.field(factory=WriteNotifier, init=False)
     rows: ReplicationDataHandler = attrs.field(init=False)
-    _cache: ExternalCache | None = None
-
-    @classmethod
-    def from_options(
-        cls,
-        options: ReplicationOptions,
-        clock: ReactorClock,
-        observer: ReplicationObserver,
-        hooks: ReplicationHooks,
-        sources: HostSources | None = None,
-    ) -> StandaloneHost:
-        """Return the host of a process; its streams and sinks are added later."""
-        return cls(
-            Identity(
-                options.server_name, options.instance_name, secrets.token_urlsafe(12)
-            ),
-            clock,
-            observer,
-            BackgroundProcesses(observer),
-            options.stores_user_ips,
-            hooks,
-            sources or HostSources(),
-        )
+    _cache: ExternalCache | None = attrs.field(default=None, init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.outgoing = CommandsOut()
+        self.run_as_background_process = BackgroundProcesses(self.observer)
         self.commands = SyncingUsers(own=self.outgoing.syncing_users)
 
     def set_sink(self, sink: RowSink) -> None:
@@ -105,13 +93,9 @@ class StandaloneHost:
             self.streams.get_streams(),
             sink,
             self.clock,
-            largest_token=self._sources.largest_token,
+            largest_token=self._largest_token,
         )
         self.notifier.add_replication_callback(self.rows.own_rows_written)
-
-    def set_command_sink(self, sink: CommandSink) -> None:
-        """Set the sink to which the commands of other instances are delivered."""
-        self.commands = sink
 
     def set_cache(self, cache: ExternalCache) -> None:
         """Set the cache that all processes share."""
@@ -134,13 +118,6 @@ class StandaloneHost:
     def stores_user_ips(self) -> bool:
         """Whether this process stores client IPs, or its code subscribes to them."""
         return self._stores_user_ips or UserIpCommand.NAME in self.outgoing.channels
-
-    def fetch_from_writer(self, stream_name: str) -> UpdateFunction:
-        """Return a function that requests the rows of a stream held in memory.
-
-        The function requests the rows from their writers over HTTP, with retries.
-        """
-        return self._sources.fetch_from_writer(stream_name)
 
     def row_to_json(self, stream_name: str, row: Any) -> Any:
         """Return the JSON value of a typed row."""

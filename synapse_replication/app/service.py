@@ -11,6 +11,7 @@ step takes at most :data:`DRAIN_TIMEOUT` s.
 from __future__ import annotations
 
 import errno
+import secrets
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -36,7 +37,7 @@ from synapse_replication.app.http_site import REPLICATION_PATH, make_root
 from synapse_replication.app.modules import add_service, check_sink, load_factories
 from synapse_replication.app.observers import ProcessObservers
 from synapse_replication.app.position_check import start_position_check
-from synapse_replication.app.sources import make_sources
+from synapse_replication.app.sources import fetch_with_retries, largest_token_of
 from synapse_replication.app.stop_steps import StopSteps
 from synapse_replication.app.stream_setup import StreamSetup
 from synapse_replication.clock import ReactorClock
@@ -62,6 +63,7 @@ from synapse_replication.handlers.handler import (
     HandlerOptions,
     ReplicationCommandHandler,
 )
+from synapse_replication.handlers.host_values import Identity
 from synapse_replication.handlers.interfaces import (
     ClosableSink,
     CommandSink,
@@ -169,16 +171,20 @@ class Replication(Service):
             observer=self._observer,
         )
         self._database = _make_database(options, reactor)
-        self.host = StandaloneHost.from_options(
-            options,
+        self.host = StandaloneHost(
+            Identity(
+                options.server_name, options.instance_name, secrets.token_urlsafe(12)
+            ),
             self._clock,
             self._observer,
             self.hooks,
-            make_sources(options, self._clock, self._database, self._client),
+            options.stores_user_ips,
+            fetch_with_retries(self._client, self._clock),
+            largest_token_of(options, self._database),
         )
         self.sink: RowSink = PositionsOnlySink() if sink is None else sink
         if command_sink is not None:
-            self.host.set_command_sink(command_sink)
+            self.host.commands = command_sink
         self._backlog: Backlog | None = None
         if options.backlog is not None:
             self._backlog = Backlog(options.backlog)
@@ -265,12 +271,6 @@ class Replication(Service):
         """Change the limits of the backlogs."""
         if self._backlog is not None:
             self._backlog.resize(options)
-
-    def configuration_reloaded(
-        self, problem: str, needs_restart: Sequence[str]
-    ) -> None:
-        """Report to the hooks a reload of the configuration, or why it failed."""
-        self.hooks.configuration_reloaded(problem, needs_restart)
 
     # -- start ----------------------------------------------------------------------
 
@@ -667,5 +667,5 @@ def make_process(config: ProcessConfig, reactor: Any) -> Replication:
     if factories.row_sink is not None:
         process.sink = factories.row_sink(process.host)
     if factories.command_sink is not None:
-        process.host.set_command_sink(factories.command_sink(process.host))
+        process.host.commands = factories.command_sink(process.host)
     return process

@@ -123,7 +123,7 @@ class SupervisedProcess:
                 "the files, then reload the configuration again:\n{error}",
                 error=error,
             )
-            self._process.configuration_reloaded(str(error), ())
+            self._process.hooks.configuration_reloaded(str(error), ())
             return "the configuration on disk is invalid, see the log"
         old, backlog = self._config, None
         self._set_log_level(new.log_level)
@@ -141,7 +141,7 @@ class SupervisedProcess:
             size=backlog.max_bytes if backlog else "unchanged",
         )
         later = needs_restart(old, new)
-        self._process.configuration_reloaded("", later)
+        self._process.hooks.configuration_reloaded("", later)
         if not later:
             return ""
         keys = ", ".join(later)

@@ -7,15 +7,19 @@ import socket
 from typing import TYPE_CHECKING
 
 from twisted.internet.task import Clock
+from twisted.internet.testing import MemoryReactorClock
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.app.host import (
     PositionsOnlySink,
     StandaloneHost,
 )
+from synapse_replication.app.service import Replication
 from synapse_replication.clock import ReactorClock
 from synapse_replication.config.process import load_config
+from synapse_replication.errors import CatchUpError
 from synapse_replication.handlers import interfaces
+from synapse_replication.handlers.host_values import Identity
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.streams.memory import MemoryStream
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS
@@ -37,19 +41,29 @@ def typing_stream() -> MemoryStream:
 
 class StandaloneHostTests(FilesMixin):
     def make(self) -> StandaloneHost:
-        config = load_config(
-            [self.write("h.yaml", HOMESERVER), self.write("w.yaml", WORKER)]
-        )
         clock = ReactorClock(Clock())
-        return StandaloneHost.from_options(
-            config, clock, ReplicationObserver(), silent_hooks(clock)
+        return StandaloneHost(
+            Identity("x.test", "writer1", "an id"),
+            clock,
+            ReplicationObserver(),
+            silent_hooks(clock),
         )
 
     def test_identity(self) -> None:
         """Names come from the configuration; each host gets a new instance id."""
-        one, two = self.make().identity, self.make().identity
+        config = load_config(
+            [self.write("h.yaml", HOMESERVER), self.write("w.yaml", WORKER)]
+        )
+        one, two = (
+            Replication(MemoryReactorClock(), config).host.identity for _ in range(2)
+        )
         self.assertEqual((one.server_name, one.instance_name), ("x.test", "writer1"))
         self.assertNotEqual(one.instance_id, two.instance_id)
+
+    def test_without_client(self) -> None:
+        """Without an HTTP client, an error names the stream."""
+        with self.assertRaisesRegex(CatchUpError, "rows of cursors cannot"):
+            self.make().fetch_from_writer("cursors")
 
     def test_rows_advance_streams(self) -> None:
         """

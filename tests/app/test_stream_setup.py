@@ -13,11 +13,12 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import TestCase
 
 from synapse_replication.app.host import PositionsOnlySink, StandaloneHost
-from synapse_replication.app.sources import make_sources
+from synapse_replication.app.sources import fetch_with_retries, largest_token_of
 from synapse_replication.app.stream_setup import LOOK_BACK, StreamSetup
 from synapse_replication.clock import ReactorClock
 from synapse_replication.config.process import ProcessConfig
 from synapse_replication.errors import CatchUpError, ConfigError
+from synapse_replication.handlers.host_values import Identity
 from synapse_replication.handlers.receiving.context import ReceiverOptions
 from synapse_replication.http.client import HttpCatchUpClient, make_agent
 from synapse_replication.storage.database import Database
@@ -133,12 +134,13 @@ class StreamSetupTests(TestCase):
         clock = ReactorClock(self.clock)
         agent, _ = make_agent(reactor, {})
         client = HttpCatchUpClient(agent, {}, None, self.clock)
-        host = StandaloneHost.from_options(
-            config,
+        host = StandaloneHost(
+            Identity("x.test", instance_name, "an id"),
             clock,
             self.observer,
             silent_hooks(clock),
-            make_sources(config, clock, self.database, client),
+            fetch_from_writer=fetch_with_retries(client, clock),
+            largest_token=largest_token_of(config, self.database),
         )
         setup = StreamSetup(config, host, self.database, reactor)  # type: ignore[arg-type]
         await setup.add_streams(sink)

@@ -28,10 +28,11 @@ from tests.support.config_files import FilesMixin
 
 
 class FakeProcess:
-    """A process that a test controls."""
+    """A process that a test controls; it is its own hooks."""
 
     def __init__(self) -> None:
         self.started: Deferred[None] = Deferred()
+        self.hooks = self
         self.sizes: list[BacklogOptions] = []
         self.reloads: list[tuple[str, tuple[str, ...]]] = []
 

@@ -17,7 +17,7 @@ from twisted.internet.task import deferLater
 from synapse_replication.app.host import StandaloneHost
 from synapse_replication.app.reader_ids import ReaderIds
 from synapse_replication.backoff import Backoff
-from synapse_replication.clock import BackgroundProcesses, ReactorClock
+from synapse_replication.clock import ReactorClock
 from synapse_replication.dropin.host_streams import HostStream
 from synapse_replication.errors import HttpCatchUpError, SequenceBehindError
 from synapse_replication.handlers.epochs import PeerEpochs
@@ -110,8 +110,6 @@ class Process:
             Identity("hs", name, f"{name}-{self.epoch}"),
             clock,
             self.watcher,
-            BackgroundProcesses(self.watcher),
-            False,
             silent_hooks(clock, self.watcher),
         )
         self.epochs = PeerEpochs()

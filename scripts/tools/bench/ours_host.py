@@ -17,7 +17,7 @@ from scripts.tools.bench.traffic import (
     timed_row,
 )
 from synapse_replication.app.host import StandaloneHost
-from synapse_replication.clock import BackgroundProcesses, ReactorClock
+from synapse_replication.clock import ReactorClock
 from synapse_replication.errors import CatchUpError
 from synapse_replication.handlers.handler import (
     HandlerOptions,
@@ -123,9 +123,7 @@ class Process:
             Identity(SERVER_NAME, instance_name, instance_name),
             self.clock,
             self.observer,
-            BackgroundProcesses(self.observer),
-            stores_user_ips=False,
-            hooks=silent_hooks(self.clock),
+            silent_hooks(self.clock),
         )
         sources = sources or [Source(name) for name in STANDARD_STREAMS]
         for source in sources:
