@@ -61,10 +61,11 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Callable, Mapping
-from typing import Any, Final, NoReturn
+from collections.abc import Callable
+from typing import Annotated, Final, NoReturn, TypeAlias
 
-from msgspec import Struct
+import msgspec
+from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from synapse_replication.errors import ExtensionMessageError, UnknownExtensionError
@@ -89,31 +90,11 @@ MAX_EVERY: Final = 3600
 #: The largest number of streams in one message.
 MAX_STREAMS: Final = 500
 
-_INT64: Final = 2**63
-#: Cache of names that were found to be valid, and its largest size.
-_valid_names: set[str] = set()
-_MAX_VALID_NAMES: Final = 1000
-_FIELDS: Final = frozenset(
-    {
-        "v",
-        "type",
-        "instance",
-        "epoch",
-        "where",
-        "version",
-        "time",
-        "positions",
-        "backlog",
-        "streams",
-        "every",
-        "reply",
-        "line",
-        "reached",
-        "answers",
-        "replicates",
-        "silent",
-    }
-)
+_Int64: TypeAlias = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+_Text: TypeAlias = Annotated[str, Meta(max_length=MAX_NAME_LENGTH)]
+_Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_LENGTH)]
+_Names: TypeAlias = Annotated[frozenset[_Name], Meta(max_length=MAX_STREAMS)]
+_encode = msgspec.json.Encoder(order="deterministic").encode
 
 
 class MessageType(enum.Enum):
@@ -128,7 +109,7 @@ class MessageType(enum.Enum):
     COMMAND = "command"
 
 
-_TYPES: Final = {kind.value: kind for kind in MessageType}
+_TYPES: Final = frozenset(kind.value for kind in MessageType)
 
 #: A message of type ``rows``, exactly as :func:`encode_message` encodes it, with names
 #: in ASCII.
@@ -150,30 +131,49 @@ class ExtensionLine(Struct, frozen=True):
     payload: bytes
 
 
-class StreamPosition(Struct, frozen=True):
+class StreamPosition(Struct, frozen=True, array_like=True):
     """The position of a writer in one of its streams.
 
     :ivar token: the token up to which all rows were sent, or announced by a POSITION.
     :ivar time_ms: when the writer reached the token, in ms since 1970.
     """
 
-    token: int
-    time_ms: int
+    token: _Int64
+    time_ms: _Int64
 
 
-class Silence(Struct, frozen=True):
+class Silence(Struct, frozen=True, array_like=True):
     """An instance that a peer watches, and that has fallen silent.
 
     :ivar seconds: how long nothing had arrived from the instance.
     """
 
-    instance_name: str
-    epoch: str
-    seconds: int
+    instance_name: _Name
+    epoch: _Name
+    seconds: Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 
-class ExtensionMessage(Struct, frozen=True):
-    """One message.
+#: The fields of a message that have other names than its attributes.
+_RENAMED: Final = {
+    "instance_name": "instance",
+    "time_ms": "time",
+    "has_backlog": "backlog",
+    "has_channel": "reply",
+    "silence": "silent",
+    "follows": "streams",
+}
+
+
+class ExtensionMessage(
+    Struct,
+    frozen=True,
+    kw_only=True,
+    omit_defaults=True,
+    rename=_RENAMED,
+    tag_field="v",
+    tag=VERSION,
+):
+    """One message, with its fields in the order in which they are encoded.
 
     :ivar epoch: the epoch of the sending instance: random, chosen at each start.
     :ivar where: the location of the instance, for display; empty if not stated.
@@ -199,56 +199,32 @@ class ExtensionMessage(Struct, frozen=True):
     """
 
     type: MessageType
-    instance_name: str
-    epoch: str
-    time_ms: int
-    positions: Mapping[str, StreamPosition]
-    where: str = ""
-    version: str = ""
+    instance_name: _Name
+    epoch: _Name
+    where: _Text = ""
+    version: _Text = ""
+    time_ms: _Int64
+    positions: Annotated[dict[_Name, StreamPosition], Meta(max_length=MAX_STREAMS)]
     has_backlog: bool = True
-    unknown_fields: int = 0
-    follows: frozenset[str] | None = None
-    line: str = ""
-    reached: frozenset[str] = frozenset()
-    every: int | None = None
+    every: Annotated[int, Meta(gt=0, le=MAX_EVERY)] | None = None
     has_channel: bool = False
     answers: bool | None = None
     replicates: bool = False
     silence: Silence | None = None
+    follows: _Names | None = None
+    line: Annotated[str, Meta(pattern=r"\A[^\n]*\Z")] = ""
+    reached: _Names = frozenset()
+    unknown_fields: int = 0
+
+
+_FIELDS: Final = {"v", *ExtensionMessage.__struct_encode_fields__} - {"unknown_fields"}
+#: Fields that count as absent unless their values are booleans.
+_FLAGS: Final = frozenset({"backlog", "reply", "answers", "replicates"})
 
 
 def encode_message(message: ExtensionMessage) -> bytes:
     """Encode a message as JSON."""
-    value: dict[str, Any] = {
-        "v": VERSION,
-        "type": message.type.value,
-        "instance": message.instance_name,
-        "epoch": message.epoch,
-        "where": message.where,
-        "version": message.version,
-        "time": message.time_ms,
-        "positions": {
-            name: [position.token, position.time_ms]
-            for name, position in message.positions.items()
-        },
-    }
-    if not message.has_backlog:
-        value["backlog"] = False
-    if message.every is not None:
-        value["every"] = message.every
-    if message.has_channel:
-        value["reply"] = True
-    if message.answers is not None:
-        value["answers"] = message.answers
-    if message.replicates:
-        value["replicates"] = True
-    if (silence := message.silence) is not None:
-        value["silent"] = [silence.instance_name, silence.epoch, silence.seconds]
-    if message.follows is not None:
-        value["streams"] = sorted(message.follows)
-    if message.line:
-        value |= {"line": message.line, "reached": sorted(message.reached)}
-    return encode_json(value)
+    return _encode(message)
 
 
 def make_rows_encoder(
@@ -295,31 +271,27 @@ def parse_message(payload: bytes) -> ExtensionMessage:
         _raise_invalid("it is not JSON")
     if not isinstance(value, dict):
         _raise_invalid("it is not a JSON object")
-    version = _integer(value.get("v"), "v")
+    version, kind = value.get("v"), value.get("type")
+    if type(version) is not int:
+        _raise_invalid("v is not an integer")
     if version != VERSION:
         raise UnknownExtensionError(f"version {version}")
-    kind = _TYPES.get(_name(value.get("type"), "type"))
-    if kind is None:
-        raise UnknownExtensionError(f"type {value['type']}")
-    return ExtensionMessage(
-        kind,
-        _name(value.get("instance"), "instance"),
-        _name(value.get("epoch"), "epoch"),
-        _integer(value.get("time"), "time"),
-        _positions(value.get("positions")),
-        _name(value["where"], "where") if value.get("where") else "",
-        _name(value["version"], "version") if value.get("version") else "",
-        value.get("backlog") is not False,
-        len(value.keys() - _FIELDS),
-        _names(value["streams"], "streams") if "streams" in value else None,
-        _line(value.get("line", "")),
-        _names(value.get("reached", []), "reached"),
-        _interval(value["every"]) if "every" in value else None,
-        value.get("reply") is True,
-        None if "answers" not in value else value["answers"] is True,
-        value.get("replicates") is True,
-        _silence(value["silent"]) if "silent" in value else None,
-    )
+    if isinstance(kind, str) and kind not in _TYPES:
+        raise UnknownExtensionError(f"type {kind}")
+    fields = {
+        name: each
+        for name, each in value.items()
+        if name in _FIELDS and (name not in _FLAGS or type(each) is bool)
+    }
+    if None in fields.values():
+        _raise_invalid("a field is null")
+    fields["unknown_fields"] = len(value.keys() - _FIELDS)
+    try:
+        message = msgspec.convert(fields, ExtensionMessage)
+    except msgspec.ValidationError as error:
+        _raise_invalid(str(error))
+    _check_names(message)
+    return message
 
 
 def parse_rows_message(payload: bytes) -> tuple[str, str, str, int] | None:
@@ -337,73 +309,14 @@ def parse_rows_message(payload: bytes) -> tuple[str, str, str, int] | None:
     return instance_name.decode(), epoch.decode(), stream_name.decode(), int(token)
 
 
-def _positions(value: Any) -> dict[str, StreamPosition]:
-    if not isinstance(value, dict) or len(value) > MAX_STREAMS:
-        _raise_invalid(f"positions is not an object of at most {MAX_STREAMS} streams")
-    positions = {}
-    for name, position in value.items():
-        if not isinstance(position, list) or len(position) < 2:
-            _raise_invalid("a position is not a list of a token and a time")
-        positions[_name(name, "a stream")] = StreamPosition(
-            _integer(position[0], "a token"), _integer(position[1], "a time")
-        )
-    return positions
-
-
-def _names(value: Any, what: str) -> frozenset[str]:
-    if not isinstance(value, list) or len(value) > MAX_STREAMS:
-        _raise_invalid(f"{what} is not a list of at most {MAX_STREAMS} names")
-    return frozenset(_name(name, f"a name in {what}") for name in value)
-
-
-def _line(value: Any) -> str:
-    if not isinstance(value, str) or "\n" in value:
-        _raise_invalid("line is not one line")
-    return value
-
-
-def _name(value: Any, what: str) -> str:
-    # Nearly all messages contain the same few names: check each only once.
-    if type(value) is str and value in _valid_names:
-        return value
-    if (
-        not isinstance(value, str)
-        or not 0 < len(value) <= MAX_NAME_LENGTH
-        or not value.isprintable()
-        or " " in value
-    ):
-        _raise_invalid(
-            f"{what} is not one word of at most {MAX_NAME_LENGTH} characters"
-        )
-    if len(_valid_names) >= _MAX_VALID_NAMES:
-        _valid_names.clear()
-    _valid_names.add(value)
-    return value
-
-
-def _integer(value: Any, what: str) -> int:
-    # isinstance() would accept True.
-    if type(value) is not int or not -_INT64 <= value < _INT64:
-        _raise_invalid(f"{what} is not a 64-bit integer")
-    return value
-
-
-def _silence(value: Any) -> Silence:
-    if not isinstance(value, list) or len(value) < 3:
-        _raise_invalid("silent is not a list of a name, an epoch and a time")
-    seconds = _integer(value[2], "the time of its silence")
-    if seconds < 0:
-        _raise_invalid("the time of its silence is negative")
-    return Silence(
-        _name(value[0], "a silent instance"), _name(value[1], "its epoch"), seconds
-    )
-
-
-def _interval(value: Any) -> int:
-    seconds = _integer(value, "every")
-    if not 0 < seconds <= MAX_EVERY:
-        _raise_invalid(f"every is not between 1 and {MAX_EVERY} s")
-    return seconds
+def _check_names(message: ExtensionMessage) -> None:
+    names = [message.instance_name, message.epoch, message.where, message.version]
+    names += [*message.positions, *(message.follows or ()), *message.reached]
+    if message.silence is not None:
+        names += [message.silence.instance_name, message.silence.epoch]
+    text = "".join(names)
+    if " " in text or not text.isprintable():
+        _raise_invalid("a name is not one printable word")
 
 
 def _raise_invalid(reason: str) -> NoReturn:

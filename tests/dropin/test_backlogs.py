@@ -365,7 +365,13 @@ class RequestTests(HostTestCase):
     def test_before_the_database(self) -> None:
         """A gap is requested from its writer first, without a query of the database."""
         handler = self.hs.get_replication_command_handler()
-        hello = ExtensionMessage(MessageType.HELLO, "v", "e", 0, {})
+        hello = ExtensionMessage(
+            type=MessageType.HELLO,
+            instance_name="v",
+            epoch="e",
+            time_ms=0,
+            positions={},
+        )
         link: Any = Link()
         handler.extension.extension_up(link)
         handler.extension.extension_received(link, encode_message(hello))

@@ -112,11 +112,11 @@ class Liar:
             epoch = self._cluster.processes[writer].host.identity.instance_id
             now = int(self._cluster.clock.seconds() * 1000)
             message = ExtensionMessage(
-                MessageType.HEARTBEAT,
-                writer,
-                epoch,
-                now,
-                {stream: StreamPosition(token, now)},
+                type=MessageType.HEARTBEAT,
+                instance_name=writer,
+                epoch=epoch,
+                time_ms=now,
+                positions={stream: StreamPosition(token, now)},
             )
             broker.inject(f"hs/{CHANNEL}", encode_message(message), listeners)
             return

@@ -33,14 +33,16 @@ _TOKEN = st.text(min_size=1, max_size=255).filter(
 )
 _MESSAGES = st.builds(
     ExtensionMessage,
-    st.sampled_from(MessageType),
-    _TOKEN,
-    _TOKEN,
-    _INT64,
-    st.dictionaries(_TOKEN, st.builds(StreamPosition, _INT64, _INT64), max_size=5),
-    st.just("") | _TOKEN,
-    st.just("") | _TOKEN,
-    st.booleans(),
+    type=st.sampled_from(MessageType),
+    instance_name=_TOKEN,
+    epoch=_TOKEN,
+    where=st.just("") | _TOKEN,
+    version=st.just("") | _TOKEN,
+    time_ms=_INT64,
+    positions=st.dictionaries(
+        _TOKEN, st.builds(StreamPosition, _INT64, _INT64), max_size=5
+    ),
+    has_backlog=st.booleans(),
 )
 _JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
@@ -72,13 +74,13 @@ class ExtensionMessageTests(SynchronousTestCase):
     def test_form(self) -> None:
         """A message is encoded as the JSON object in the protocol's description."""
         message = ExtensionMessage(
-            MessageType.HEARTBEAT,
-            "w1",
-            "abc",
-            1_700_000_000_000,
-            {"events": StreamPosition(1847, 1_699_999_999_000)},
-            "host7:4711",
-            "0.1.0",
+            type=MessageType.HEARTBEAT,
+            instance_name="w1",
+            epoch="abc",
+            where="host7:4711",
+            version="0.1.0",
+            time_ms=1_700_000_000_000,
+            positions={"events": StreamPosition(1847, 1_699_999_999_000)},
         )
         self.assertEqual(json.loads(encode_message(message)), GOOD)
         self.assertEqual(parse_message(with_fields()), message)

@@ -208,13 +208,13 @@ class ReplicationExtension(SendingListener):
         self._checking = Timer(host.clock)
         #: A message with the fields that are the same in all messages.
         self._blank = ExtensionMessage(
-            MessageType.HEARTBEAT,
-            self.instance_name,
-            self.epoch,
-            0,
-            {},
-            where,
-            __version__,
+            type=MessageType.HEARTBEAT,
+            instance_name=self.instance_name,
+            epoch=self.epoch,
+            where=where,
+            version=__version__,
+            time_ms=0,
+            positions={},
             has_backlog=backlog is not None,
             answers=self._writes,
         )

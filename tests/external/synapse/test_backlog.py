@@ -306,7 +306,13 @@ class FromOursTests(HomeserverTestCase):
         self.patch(data_handler, "on_rdata", record)
         connection = RecordingConnection()
         handler.new_connection(connection)
-        hello = ExtensionMessage(MessageType.HELLO, "other", "e1", 0, {})
+        hello = ExtensionMessage(
+            type=MessageType.HELLO,
+            instance_name="other",
+            epoch="e1",
+            time_ms=0,
+            positions={},
+        )
         handler.extension.extension_received(connection, encode_message(hello))
         known = handler.get_streams()["events"].current_token("other")
         partial, full = self.resyncs("partial"), self.resyncs("full")
