@@ -113,8 +113,12 @@ class RowHandler:
         """
         if self.times_full == times_full:
             return self.handle(link, rest)
+        writer = self._writers.find(rest.instance_name)
+        has_lost_later = writer.reader.links[link].is_lossy
         self._give_up(link, rest)
-        return self._catch_ups.proceed(self._writers.find(rest.instance_name))
+        if has_lost_later:
+            writer.reader.lost_rows(link)
+        return self._catch_ups.proceed(writer)
 
     def _handle_slice(
         self, writer: Writer, link: Link, tokens: list[Any], rows: list[bytes]
@@ -146,6 +150,7 @@ class RowHandler:
         if complete is None:
             context.discard(name, DiscardReason.NOT_CONNECTED, len(rows))
             return
+        state, has_lost_later = reader.links[link], False
         for token, texts in complete:
             reader.position = context.stream.current_token(name)
             verdict = reader.batch(link, token, len(texts))
@@ -159,7 +164,9 @@ class RowHandler:
                 waiting = self._deliver(writer, [(token, typed)])
                 if waiting is not None:
                     await waiting
-        if self._exceeds_bounds(reader.links[link].pending):
+                    # Later rows may have been given up meanwhile.
+                    has_lost_later |= state.is_lossy
+        if has_lost_later or self._exceeds_bounds(state.pending):
             lost = reader.lost_rows(link)
             context.discard(name, DiscardReason.CATCHING_UP, lost)
         await self._catch_ups.proceed(writer)

@@ -76,6 +76,30 @@ class OverflowTests(SynchronousTestCase):
             fixture.texts()[1:], [("w", 50, [str(n) for n in range(1, 50)])]
         )
 
+    def test_beginning_of_a_batch_dropped_before_earlier_rows_were_handled(
+        self,
+    ) -> None:
+        """
+        The same, if rows before the batch, which arrived together, were still to be
+        handled.
+        """
+        texts = [str(n) for n in range(9)]
+        stored = [("w", 1, ["a", "b"]), ("w", 2, ["c"]), ("w", 3, texts)]
+        for count in (1, SLICE):
+            fixture = self.connected(stored)
+            fixture.host.rows.is_held = True
+            # With many rows, the later ones are in another slice.
+            begin = ['RDATA events w batch ["a"]', 'RDATA events w 1 ["b"]'] * count
+            fixture.receive(*begin, 'RDATA events w 2 ["c"]')
+            for text in texts[:-1]:
+                fixture.receive(f'RDATA events w batch ["{text}"]')
+            fixture.host.rows.is_held = False
+            fixture.host.rows.release()
+            fixture.receive(f'RDATA events w 3 ["{texts[-1]}"]')
+            delivered = fixture.texts()
+            self.assertIn(stored[-1], delivered)
+            self.assertEqual([each for each in delivered if each not in stored], [])
+
     def test_batch_without_its_end_is_fetched(self) -> None:
         """If the end of a batch was dropped, its beginning joins no later batch."""
         fixture = receiving(receiver=ReceiverOptions(max_queue_size=1000))
