@@ -37,9 +37,9 @@ from synapse_replication.storage.committed import (
     RowIds,
     committed_tokens,
     existing_tables,
-    newest_tokens,
     writers_of,
 )
+from synapse_replication.storage.id_streams import greatest_ids
 from synapse_replication.storage.transactions import TransactionRunner
 from synapse_replication.streams.ledger import TokenLedger
 from synapse_replication.wire.commands import Command, PositionCommand, RdataCommand
@@ -325,7 +325,9 @@ class LossMeter(ReplicationObserver):
         }
         for name in self._unstored:
             for each in tables[name]:
-                newest = newest_tokens(txn, each, writers_of(txn, each.column))
+                newest = greatest_ids(
+                    txn, each.column, each.negative, writers_of(txn, each.column)
+                )
                 positions |= {(name, writer): id_ for writer, id_ in newest.items()}
         return _Read(tables, positions, committed)
 

@@ -57,7 +57,11 @@ def committed_tokens(
     upto = upto_token
     for each in tables:
         txn.execute(
-            committed_query(each),
+            queries.ids_between(
+                each.column,
+                each.negative,
+                of_writer=each.column.writer_column is not None,
+            ),
             {
                 "instance_name": instance_name,
                 "after": from_token,
@@ -71,33 +75,6 @@ def committed_tokens(
             upto = tokens[-1] - 1
         found.update(tokens)
     return sorted(each for each in found if each <= upto), upto
-
-
-def committed_query(ids: RowIds) -> str:
-    """Return a query for a writer's committed tokens in a range, in order."""
-    column = ids.column
-    token, order, bounds = queries.id_expressions(
-        queries.identifier(column.id_column), ids.negative
-    )
-    writer = "TRUE"
-    if column.writer_column is not None:
-        writer = f"{queries.identifier(column.writer_column)} = %(instance_name)s"
-    return (
-        f"SELECT {token} FROM {queries.identifier(column.table)} "
-        f"WHERE {writer} AND {bounds} ORDER BY {order} LIMIT %(limit)s"
-    )
-
-
-def newest_tokens(txn: Any, ids: RowIds, writers: Sequence[str]) -> dict[str, int]:
-    """Return the newest token of each writer in a stream without stored positions.
-
-    Lower ids of a writer may still be in flight.
-    """
-    txn.execute(
-        queries.greatest_ids_of_writers(ids.column, ids.negative),
-        {"writers": list(writers)},
-    )
-    return {writer: abs(id_) for writer, id_ in txn.fetchall() if id_ is not None}
 
 
 def writers_of(txn: Any, column: IdColumn) -> list[str]:

@@ -153,8 +153,26 @@ def farthest_id(txn: Any, stream: IdStream, column: IdColumn) -> int | None:
     if lookup is Lookup.NONE:
         return None
     if lookup is Lookup.BY_WRITER and stream.writers:
-        txn.execute(queries.greatest_id_by_writer(column, stream.negative))
-    else:
-        txn.execute(queries.greatest_id(column, stream.negative))
+        txn.execute(queries.writers_of_table(column))
+        writers = [writer for (writer,) in txn.fetchall()]
+        of_each = greatest_ids(txn, column, stream.negative, writers)
+        return max(of_each.values(), default=0)
+    txn.execute(queries.greatest_id(column, stream.negative))
     (id_,) = txn.fetchone()
     return max(stream.sign * (id_ or 0), 0)
+
+
+def greatest_ids(
+    txn: Any, column: IdColumn, negative: bool, writers: Iterable[str]
+) -> dict[str, int]:
+    """Return the greatest id of each writer that has rows, as a distance from zero.
+
+    Lower ids of a writer may still be in flight. Needs an index on writer and id.
+    """
+    txn.execute(
+        queries.greatest_ids_of_writers(column, negative), {"writers": list(writers)}
+    )
+    sign = -1 if negative else 1
+    return {
+        writer: sign * id_ for writer, id_ in txn.fetchall() if sign * (id_ or 0) > 0
+    }

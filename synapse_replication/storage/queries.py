@@ -188,24 +188,6 @@ def greatest_id(column: IdColumn, negative: bool) -> str:
     """
 
 
-def greatest_id_by_writer(column: IdColumn, negative: bool) -> str:
-    """Select the id that is farthest from zero, by two index searches per writer.
-
-    Needs an index on writer and id. Rows without a writer are not considered.
-    """
-    assert column.writer_column is not None
-    return f"""
-        SELECT {_farthest(negative)}(farthest) FROM (
-            SELECT (
-                SELECT {_farthest(negative)}(source.{identifier(column.id_column)})
-                FROM {identifier(column.table)} AS source
-                WHERE source.{identifier(column.writer_column)} = wanted.name
-            ) AS farthest
-            FROM ({writers_of_table(column)}) AS wanted
-        ) AS of_each
-    """
-
-
 def greatest_ids_of_writers(column: IdColumn, negative: bool) -> str:
     """Select each of ``writers`` with its id that is farthest from zero.
 
@@ -234,6 +216,22 @@ def id_expressions(id_column: str, negative: bool) -> tuple[str, str, str]:
         return f"-{id_column}", f"{id_column} DESC", bounds
     bounds = f"{id_column} > %(after)s AND {id_column} <= %(up_to)s"
     return id_column, id_column, bounds
+
+
+def ids_between(column: IdColumn, negative: bool, *, of_writer: bool) -> str:
+    """Select at most ``limit`` tokens ``after`` one and ``up_to`` another, in order.
+
+    :param of_writer: whether to select only those of the writer ``instance_name``.
+    """
+    id_, order, bounds = id_expressions(identifier(column.id_column), negative)
+    if of_writer:
+        assert column.writer_column is not None
+        writer = identifier(column.writer_column)
+        bounds = f"{writer} = %(instance_name)s AND {bounds}"
+    return f"""
+        SELECT {id_} FROM {identifier(column.table)}
+        WHERE {bounds} ORDER BY {order} LIMIT %(limit)s
+    """
 
 
 def writers_of_table(column: IdColumn) -> str:
@@ -274,30 +272,6 @@ def writers_beyond(column: IdColumn, negative: bool) -> str:
             ORDER BY source.{id_} {order} LIMIT %(limit)s
         ) AS beyond
         GROUP BY writer
-    """
-
-
-def ids_beyond(column: IdColumn, negative: bool) -> str:
-    """Select at most ``limit`` ids beyond ``low``, nearest first."""
-    id_ = identifier(column.id_column)
-    sign, order = ("<", "DESC") if negative else (">", "ASC")
-    return f"""
-        SELECT {id_} FROM {identifier(column.table)}
-        WHERE {id_} {sign} %(low)s ORDER BY {id_} {order} LIMIT %(limit)s
-    """
-
-
-def ids_beyond_by_writer(column: IdColumn, negative: bool) -> str:
-    """Select ids of ``writers`` beyond ``low``, at most ``limit`` of each writer."""
-    assert column.writer_column is not None
-    id_, writer = identifier(column.id_column), identifier(column.writer_column)
-    sign, order = ("<", "DESC") if negative else (">", "ASC")
-    return f"""
-        SELECT beyond.id FROM unnest(%(writers)s::text[]) AS wanted (writer), LATERAL (
-            SELECT source.{id_} AS id FROM {identifier(column.table)} AS source
-            WHERE source.{writer} = wanted.writer AND source.{id_} {sign} %(low)s
-            ORDER BY source.{id_} {order} LIMIT %(limit)s
-        ) AS beyond
     """
 
 

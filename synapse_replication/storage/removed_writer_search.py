@@ -38,6 +38,7 @@ from synapse_replication.storage.id_streams import (
     IdStream,
     Lookup,
     find_lookups,
+    greatest_ids,
     read_sequence,
 )
 from synapse_replication.storage.open_transactions import (
@@ -162,11 +163,7 @@ def _greatest_rows(
     if Lookup.BY_WRITER in lookups:
         txn.execute(queries.writers_of_table(column))
         writers = {writer for (writer,) in txn.fetchall()} | low.keys()
-        txn.execute(
-            queries.greatest_ids_of_writers(column, stream.negative),
-            {"writers": sorted(writers)},
-        )
-        return {writer: abs(id_) for writer, id_ in txn.fetchall() if id_ is not None}
+        return greatest_ids(txn, column, stream.negative, writers)
     if Lookup.NONE in lookups:
         _log.warn(
             "table {table} is not searched for rows of removed writers: it is large "

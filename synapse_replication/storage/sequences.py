@@ -43,6 +43,9 @@ MAX_SKIPPED_IDS = 1000
 #: for each writer) at the start.
 MAX_ROWS_AT_START = 10_000
 
+#: The greatest value of an id's column.
+MAX_ID = 2**63 - 1
+
 
 def fetch_ids(
     txn: Any,
@@ -188,16 +191,14 @@ def _known_farthest_id(txn: Any, stream: IdStream, column: IdColumn) -> int:
 
 
 def _ids_beyond(txn: Any, stream: IdStream, column: IdColumn, low: int) -> list[int]:
-    parameters: dict[str, object] = {
-        "low": stream.sign * low,
-        "limit": MAX_ROWS_AT_START,
-    }
-    if best_lookup(txn, column) is Lookup.BY_WRITER and stream.writers:
-        parameters["writers"] = list(stream.writers)
-        txn.execute(queries.ids_beyond_by_writer(column, stream.negative), parameters)
-    else:
-        txn.execute(queries.ids_beyond(column, stream.negative), parameters)
-    return [stream.sign * id_ for (id_,) in txn.fetchall()]
+    of_writer = best_lookup(txn, column) is Lookup.BY_WRITER and bool(stream.writers)
+    query = queries.ids_between(column, stream.negative, of_writer=of_writer)
+    bounds = {"after": low, "up_to": MAX_ID, "limit": MAX_ROWS_AT_START}
+    ids: list[int] = []
+    for writer in stream.writers if of_writer else [None]:
+        txn.execute(query, {**bounds, "instance_name": writer})
+        ids += [id_ for (id_,) in txn.fetchall()]
+    return ids
 
 
 def _committed_ids(

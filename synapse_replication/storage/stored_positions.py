@@ -51,8 +51,8 @@ from synapse_replication.storage.committed import (
     RowIds,
     committed_tokens,
     existing_tables,
-    newest_tokens,
 )
+from synapse_replication.storage.id_streams import greatest_ids
 from synapse_replication.storage.transactions import TransactionRunner
 
 if TYPE_CHECKING:
@@ -274,7 +274,7 @@ class StoredPositionCheck:
         tokens = dict(stored)
         for name, writers in self._unstored.items():
             for each in tables[name]:
-                newest = newest_tokens(txn, each, writers)
+                newest = greatest_ids(txn, each.column, each.negative, writers)
                 tokens |= {(name, writer): id_ for writer, id_ in newest.items()}
         committed = {
             (name, writer): committed_tokens(

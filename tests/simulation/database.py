@@ -26,7 +26,6 @@ from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
 from synapse_replication.storage import queries
-from synapse_replication.storage.committed import RowIds, committed_query
 from synapse_replication.storage.inserts import declared_insert
 from synapse_replication.storage.row_queries import declared_query
 from synapse_replication.streams.table import TableStream
@@ -136,10 +135,6 @@ class SimulatedDatabase:
         def greatest(cursor: _Cursor, params: _Params) -> list[tuple[Any, ...]]:
             return [(max((row.stream_id for row in rows), default=None),)]
 
-        def beyond(cursor: _Cursor, params: _Params) -> list[tuple[Any, ...]]:
-            ids = sorted(r.stream_id for r in rows if r.stream_id > params["low"])
-            return [(id_,) for id_ in ids[: params["limit"]]]
-
         def writers_beyond(cursor: _Cursor, params: _Params) -> list[tuple[Any, ...]]:
             found = sorted(
                 (r for r in rows if r.stream_id > params["low"]),
@@ -173,7 +168,7 @@ class SimulatedDatabase:
             found = sorted(
                 row.stream_id
                 for row in rows
-                if row.instance_name == params["instance_name"]
+                if params["instance_name"] in (None, row.instance_name)
                 and params["after"] < row.stream_id <= params["up_to"]
             )
             return [(id_,) for id_ in found[: params["limit"]]]
@@ -183,9 +178,10 @@ class SimulatedDatabase:
 
         self.statements[declared_query(table).sql] = page
         self.statements[declared_insert(table).sql] = insert
-        self.statements[committed_query(RowIds(column))] = committed
+        for of_writer in (False, True):
+            statement = queries.ids_between(column, False, of_writer=of_writer)
+            self.statements[statement] = committed
         self.statements[queries.greatest_id(column, False)] = greatest
-        self.statements[queries.ids_beyond(column, False)] = beyond
         self.statements[queries.writers_beyond(column, False)] = writers_beyond
         self.statements[queries.writers_of_table(column)] = writers
         self.statements[queries.greatest_ids_of_writers(column, False)] = greatest_of

@@ -7,6 +7,7 @@ from typing import Any
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.storage import queries
+from synapse_replication.storage.id_streams import greatest_ids
 from synapse_replication.streams.id_column import IdColumn
 from tests.storage.doubles import PostgresMixin
 
@@ -37,17 +38,25 @@ class ColumnNamesTests(PostgresMixin, SynchronousTestCase):
             return sorted(cursor.fetchall())
 
     def test_by_writer(self) -> None:
-        """Rows are found by their writers, of all of whom one has the greatest id."""
+        """Rows are found by their writers."""
         for negative, of_a, of_b in ((False, 3, 2), (True, -5, -4)):
-            greatest = queries.greatest_id_by_writer(_COLUMN, negative)
-            self.assertEqual(self.select(greatest), [(of_a,)])
             each = queries.greatest_ids_of_writers(_COLUMN, negative)
             self.assertEqual(
                 self.select(each, writers=["a", "b"]), [("a", of_a), ("b", of_b)]
             )
-        beyond = queries.ids_beyond_by_writer(_COLUMN, negative=False)
-        found = self.select(beyond, writers=["a"], low=0, limit=9)
-        self.assertEqual(found, [(1,), (3,)])
+            between = queries.ids_between(_COLUMN, negative, of_writer=True)
+            found = self.select(between, instance_name="a", after=0, up_to=9, limit=9)
+            self.assertEqual(found, [(5,)] if negative else [(1,), (3,)])
+
+    def test_greatest(self) -> None:
+        """The greatest id of each writer excludes those with the other sign."""
+        self.sql("INSERT INTO source VALUES (-6, 'c', '', '')")
+        writers = ["a", "b", "c", "none"]
+        with self.connection.cursor() as cursor:
+            found = greatest_ids(cursor, _COLUMN, False, writers)
+            self.assertEqual(found, {"a": 3, "b": 2})
+            found = greatest_ids(cursor, _COLUMN, True, writers)
+            self.assertEqual(found, {"a": 5, "b": 4, "c": 6})
 
     def test_writers(self) -> None:
         """Each writer of the table is found once."""
@@ -61,5 +70,6 @@ class ColumnNamesTests(PostgresMixin, SynchronousTestCase):
         """The greatest id, and the ids beyond an id, are those of all writers."""
         self.assertEqual(self.select(queries.greatest_id(_COLUMN, False)), [(3,)])
         self.assertEqual(self.select(queries.greatest_id(_COLUMN, True)), [(-5,)])
-        beyond = queries.ids_beyond(_COLUMN, negative=False)
-        self.assertEqual(self.select(beyond, low=1, limit=1), [(2,)])
+        between = queries.ids_between(_COLUMN, False, of_writer=False)
+        found = self.select(between, after=1, up_to=9, limit=1)
+        self.assertEqual(found, [(2,)])
