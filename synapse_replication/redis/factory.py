@@ -156,7 +156,7 @@ class RedisLink:
         """Stop the handshake timer and report that the connection can be used."""
         self._stop_handshake_timer()
         self.established = True
-        self.factory.link_established()
+        self.factory.observer.observe(LinkUp(self.factory.name))
 
     def link_proved(self) -> None:
         """Reset the reconnection delay: the connection was used successfully."""
@@ -195,13 +195,10 @@ class RedisProtocol(RedisLink, txredisapi.RedisProtocol):  # type: ignore[misc]
 
     @override
     def authenticated(self) -> None:
-        def answered(_: object) -> None:
-            self.link_established()
-
         def failed(failure: Failure) -> None:
             self.abort(f"PING failed: {one_line(failure.value)}")
 
-        self.ping().addCallbacks(answered, failed)
+        self.ping().addCallbacks(lambda _: self.link_established(), failed)
 
     @override
     def keep_alive(self) -> None:
@@ -341,22 +338,15 @@ class SynapseRedisFactory(txredisapi.RedisFactory):  # type: ignore[misc]
     # -- reports of the connections -----------------------------------------------
 
     def connectionError(self, why: str) -> None:
-        """Record why AUTH or SELECT failed. Called by txredisapi."""
-        self._record_reason(why)
-
-    def _record_reason(self, why: str) -> None:
+        """Record why a connection failed. Called by txredisapi after AUTH or SELECT."""
         # The error of a server that does not know AUTH quotes the arguments of AUTH.
         if self.password:
             why = why.replace(self.password, "***")
         self._why = self._why or why
 
-    def link_established(self) -> None:
-        """Report that a connection is established."""
-        self.observer.observe(LinkUp(self.name))
-
     def link_lost(self, established: bool, reason: CloseReason, why: str) -> None:
         """Record why a connection was lost; report the loss if it was established."""
-        self._record_reason(why)
+        self.connectionError(why)
         self._failed = not established
         if established:
             stopped = not self.continueTrying

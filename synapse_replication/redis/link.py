@@ -118,19 +118,12 @@ class RedisReplicationLink:
     def buffers(self) -> list[ConnectionBuffers]:
         """Return the fill levels of each open connection's buffers."""
         found = []
-        for factory in (self._outbound, self._inbound):
-            waiting = self.sender.waiting if factory is self._outbound else (0, 0)
-            for link in factory.links:
-                transport = read_buffers(link.transport)
-                found.append(
-                    ConnectionBuffers(
-                        factory.name,
-                        waiting[0],
-                        waiting[1] + transport.send,
-                        transport.kernel_send,
-                        transport.kernel_read,
-                    )
-                )
+        lines, size = self.sender.waiting
+        for link in self._outbound.links:
+            send, *kernel = read_buffers(link.transport)
+            found.append(ConnectionBuffers("redis_out", lines, size + send, *kernel))
+        for link in self._inbound.links:
+            found.append(ConnectionBuffers("redis", 0, *read_buffers(link.transport)))
         return found
 
     async def stop(self) -> None:

@@ -187,8 +187,13 @@ class SentinelMaster:
 
 
 @implementer(IConnector)
-class MasterConnector:
-    """Connector that connects a factory to the current master."""
+class MasterConnector(ClientFactory):
+    """Connector that connects a factory to the current master.
+
+    It is also the factory of the reactor's connector, whose events it passes on.
+    """
+
+    noisy = False
 
     def __init__(
         self,
@@ -217,24 +222,30 @@ class MasterConnector:
         host, port = address
         self._options = attrs.evolve(self._options, host=host, port=port)
         try:
-            self._inner = self._options.connect(
-                self._reactor, _MasterFactory(self), self._timeout
-            )
+            self._inner = self._options.connect(self._reactor, self, self._timeout)
         except (OSError, ValueError) as error:
             # A file of the TLS options has become invalid since the start.
-            self.lost(Failure(error))  # type: ignore[no-untyped-call]
+            self._failed(Failure(error))  # type: ignore[no-untyped-call]
 
     def _not_found(self, failure: Failure) -> None:
         self._search = None
         if not isinstance(failure.value, CancelledError):
-            self.lost(failure)
+            self._failed(failure)
 
-    def lost(self, reason: Failure) -> None:
+    def _failed(self, reason: Failure) -> None:
         """Notify the factory, which reconnects, that the attempt failed."""
         self._inner = None
         self.factory.clientConnectionFailed(self, reason)
 
-    def closed(self, reason: Failure) -> None:
+    def buildProtocol(self, addr: IAddress | None) -> Any:
+        """Return a protocol of the factory. Called by the reactor."""
+        return self.factory.buildProtocol(addr)
+
+    def clientConnectionFailed(self, connector: IConnector, reason: Failure) -> None:
+        """Notify the factory that the attempt failed. Called by the reactor."""
+        self._failed(reason)
+
+    def clientConnectionLost(self, connector: IConnector, reason: Failure) -> None:
         """Notify the factory, which reconnects, that the connection was lost."""
         self._inner = None
         self.factory.clientConnectionLost(self, reason)
@@ -267,24 +278,6 @@ class MasterConnector:
     def getDestination(self) -> Any:
         """Return the address of the connection or attempt, if there is one."""
         return None if self._inner is None else self._inner.getDestination()
-
-
-class _MasterFactory(ClientFactory):
-    """Adapter that passes events of the reactor's connector to a MasterConnector."""
-
-    noisy = False
-
-    def __init__(self, connector: MasterConnector) -> None:
-        self._connector = connector
-
-    def buildProtocol(self, addr: IAddress | None) -> Any:
-        return self._connector.factory.buildProtocol(addr)
-
-    def clientConnectionFailed(self, connector: IConnector, reason: Failure) -> None:
-        self._connector.lost(reason)
-
-    def clientConnectionLost(self, connector: IConnector, reason: Failure) -> None:
-        self._connector.closed(reason)
 
 
 class _MasterQuery(ClientFactory):

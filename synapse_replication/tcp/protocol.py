@@ -266,14 +266,8 @@ class BaseReplicationStreamProtocol(Protocol):
 
     def buffers(self) -> ConnectionBuffers:
         """Return the fill levels of the connection's buffers."""
-        transport = read_buffers(self.transport)
-        return ConnectionBuffers(
-            self.name,
-            self._connection.pending_lines,
-            transport.send,
-            transport.kernel_send,
-            transport.kernel_read,
-        )
+        pending = self._connection.pending_lines
+        return ConnectionBuffers(self.name, pending, *read_buffers(self.transport))
 
     def client_address(self) -> str:
         """Return the address of the peer if it is a client; otherwise, an empty text.
@@ -354,10 +348,7 @@ class ServerReplicationStreamProtocol(BaseReplicationStreamProtocol):
 
     @override
     def greeting(self) -> Sequence[Command]:
-        return [
-            ServerCommand(self.server_name),
-            self._ping(),
-        ]
+        return [ServerCommand(self.server_name), self._ping()]
 
     @override
     def client_address(self) -> str:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import fcntl
 import struct
 import termios
-from typing import Any
+from typing import Any, NamedTuple
 
-from msgspec import Struct
 from twisted.protocols.policies import ProtocolWrapper
 
 #: A transport's default read size, in bytes.
@@ -16,7 +15,7 @@ DEFAULT_READ = 65536
 MAX_READ = 4 * DEFAULT_READ
 
 
-class TransportBuffers(Struct, frozen=True):
+class TransportBuffers(NamedTuple):
     """Fill levels of a transport's buffers in bytes; 0 where unknown.
 
     :ivar send: bytes that have not been passed to the kernel yet.

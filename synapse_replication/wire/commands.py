@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Final, NoReturn
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import astuple
 from typing_extensions import override
 
 from synapse_replication.errors import (
@@ -88,9 +89,11 @@ class Command(Struct, frozen=True):
     def to_line(self) -> str:
         """Return the part of the line after the command's name and the space.
 
+        By default, these are the fields, separated by spaces.
+
         :raises LocalProtocolError: if a field cannot be encoded as JSON.
         """
-        raise NotImplementedError
+        return " ".join(map(str, astuple(self)))
 
     def encode(self) -> bytes:
         """Return the whole line, without its end.
@@ -216,9 +219,6 @@ class _TextCommand(Command, frozen=True):
     def from_line(cls, line: str) -> _TextCommand:
         return cls(line)
 
-    def to_line(self) -> str:
-        return self.data
-
 
 class _WordCommand(_TextCommand, frozen=True):
     """A command with one field without spaces."""
@@ -307,10 +307,6 @@ class ReplicateCommand(Command, frozen=True):
         """Ignore any fields: older peers send obsolete arguments."""
         return cls()
 
-    @override
-    def to_line(self) -> str:
-        return ""
-
 
 class PositionCommand(Command, frozen=True):
     """Notice that a writer advanced without rows in ``(prev_token, new_token]``.
@@ -341,13 +337,6 @@ class PositionCommand(Command, frozen=True):
             cls._name(instance_name),
             cls._integer(words[-2] if len(words) == 4 else words[-1]),
             cls._integer(words[-1]),
-        )
-
-    @override
-    def to_line(self) -> str:
-        return (
-            f"{self.stream_name} {self.instance_name} "
-            f"{self.prev_token} {self.new_token}"
         )
 
 
@@ -473,7 +462,7 @@ class LockReleasedCommand(Command, frozen=True):
 
     @override
     def to_line(self) -> str:
-        return self._json((self.instance_name, self.lock_name, self.lock_key))
+        return self._json(astuple(self))
 
 
 _LOCK_FIELDS = msgspec.json.Decoder(tuple[str, str, str])
@@ -547,10 +536,6 @@ class ClearUserSyncsCommand(Command, frozen=True):
     def from_line(cls, line: str) -> ClearUserSyncsCommand:
         return cls(cls._id(cls._word(line)))
 
-    @override
-    def to_line(self) -> str:
-        return self.instance_id
-
 
 class UserIpCommand(Command, frozen=True):
     """Notice of a user's request. Over Redis, it is sent on a channel of its own.
@@ -588,14 +573,8 @@ class UserIpCommand(Command, frozen=True):
 
     @override
     def to_line(self) -> str:
-        fields = (
-            self.access_token,
-            self.ip,
-            self.user_agent,
-            self.device_id,
-            self.last_seen,
-        )
-        return f"{self.user_id} {self._json(fields)}"
+        user_id, *fields = astuple(self)
+        return f"{user_id} {self._json(fields)}"
 
     @classmethod
     @override
@@ -629,10 +608,6 @@ class RemovePusherCommand(Command, frozen=True):
         if not space:
             cls._raise_unparsable("it has 2 fields, not 3")
         return cls(app_id, push_key, user_id)
-
-    @override
-    def to_line(self) -> str:
-        return f"{self.app_id} {self.push_key} {self.user_id}"
 
 
 class InvalidateCacheCommand(Command, frozen=True):

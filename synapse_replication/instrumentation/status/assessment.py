@@ -33,6 +33,13 @@ class Standing(enum.Enum):
     LIVE = enum.auto()
 
 
+_CONDITIONS = {
+    Standing.WAITING: Condition.WAITING,
+    Standing.CATCHING_UP: Condition.CATCHING_UP,
+    Standing.DRAINING: Condition.DRAINING,
+}
+
+
 class Assessment(Struct, frozen=True):
     """The worst state of a process's replication.
 
@@ -50,28 +57,22 @@ class Assessment(Struct, frozen=True):
 def assess(status: ProcessStatus) -> Assessment:
     """Return the worst state of a process's replication."""
     followed = [w for w in status.writers if w.condition is not Condition.WRITTEN_HERE]
-    of_condition = {
-        Standing.STALLED: status.stalled,
-        **{
-            standing: [w for w in followed if w.condition is condition]
-            for standing, condition in (
-                (Standing.WAITING, Condition.WAITING),
-                (Standing.CATCHING_UP, Condition.CATCHING_UP),
-                (Standing.DRAINING, Condition.DRAINING),
-            )
-        },
+    concerned: dict[Standing, Sequence[WriterStatus]] = {
+        standing: [writer for writer in followed if writer.condition is condition]
+        for standing, condition in _CONDITIONS.items()
     }
-    applies = {
-        Standing.DUPLICATE_NAME: bool(status.duplicates),
+    concerned[Standing.STALLED] = status.stalled
+    causes: dict[Standing, object] = {
+        Standing.DUPLICATE_NAME: status.duplicates,
         Standing.CUT_OFF: status.is_cut_off,
-        Standing.STUCK_ID: bool(status.stuck_ids),
-        Standing.SINK_DAMAGED: bool(status.damage),
-        Standing.NOT_READY: bool(status.not_ready),
+        Standing.STUCK_ID: status.stuck_ids,
+        Standing.SINK_DAMAGED: status.damage,
+        Standing.NOT_READY: status.not_ready,
         Standing.LIVE: True,
-        **{standing: bool(writers) for standing, writers in of_condition.items()},
+        **concerned,
     }
-    worst = next(standing for standing in Standing if applies[standing])
-    return Assessment(worst, of_condition.get(worst, ()), followed)
+    worst = next(standing for standing in Standing if causes[standing])
+    return Assessment(worst, concerned.get(worst, ()), followed)
 
 
 def describe_process(status: ProcessStatus) -> str:
