@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import TracebackType
 
 from rich.console import Console
 from rich.measure import Measurement
@@ -20,55 +19,40 @@ from rich.table import Table
 from synapse_replication.demo.check import WriterTally
 
 
-class TextScreen:
+class TextScreen(Progress):
     """Prints lines and, on a terminal, progress bars for the writers and each reader.
 
     :param console: the console to print to.
     """
 
     def __init__(self, console: Console) -> None:
-        self._console = console
-        self._bars = Progress(
+        super().__init__(
             TextColumn("  {task.description:<10}"),
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
             console=console,
             transient=True,
+            disable=not console.is_terminal,
         )
-        self._tasks: dict[str, TaskID] = {}
+        self._bars: dict[str, TaskID] = {}
         self._tenths = 0
-
-    def __enter__(self) -> TextScreen:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if self._tasks:
-            self._bars.stop()
 
     def print_line(self, text: str) -> None:
         """Show a line."""
-        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def progress(self, rows: dict[str, int], total: int) -> None:
         """Show how many rows were written, and how many each reader has received."""
-        if not self._console.is_terminal:
+        if self.disable:
             self._print_progress(rows, total)
             return
-        if not self._tasks:
-            self._tasks = {
-                name: self._bars.add_task(name, total=total) for name in rows
-            }
-            self._bars.start()
+        if not self._bars:
+            self._bars = {name: self.add_task(name, total=total) for name in rows}
         for name, count in rows.items():
             # More rows than planned may be written: those of the last transactions.
-            self._bars.update(
-                self._tasks[name], completed=count, total=max(total, *rows.values())
+            self.update(
+                self._bars[name], completed=count, total=max(total, *rows.values())
             )
 
     def _print_progress(self, rows: dict[str, int], total: int) -> None:
