@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import click
+from msgspec.structs import asdict
 
 from synapse_replication.cli.common import examples
 from synapse_replication.dropin.launcher import (
@@ -28,8 +29,6 @@ from synapse_replication.dropin.settings import DropInSettings, variable
 from synapse_replication.dropin.substitution import SubstitutionError
 from synapse_replication.dropin.table import PARTS
 
-_DEFAULT = DropInSettings()
-
 
 def _split(ctx: click.Context, param: click.Parameter, value: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in value.split(",") if part.strip())
@@ -37,7 +36,11 @@ def _split(ctx: click.Context, param: click.Parameter, value: str) -> tuple[str,
 
 @click.command(
     "exec",
-    context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True},
+    context_settings={
+        "allow_interspersed_args": False,
+        "ignore_unknown_options": True,
+        "default_map": asdict(DropInSettings()),
+    },
     epilog=examples(
         "exec --list",
         "exec -m synapse.app.homeserver -c homeserver.yaml",
@@ -61,7 +64,6 @@ def _split(ctx: click.Context, param: click.Parameter, value: str) -> tuple[str,
 @click.option(
     "--extension/--no-extension",
     envvar=variable("extension"),
-    default=_DEFAULT.extension,
     show_default=True,
     help="Exchange epochs and heartbeats with peers, on a channel that stock processes "
     "do not use.",
@@ -70,7 +72,6 @@ def _split(ctx: click.Context, param: click.Parameter, value: str) -> tuple[str,
     "--backlog-rows",
     type=click.IntRange(min=0),
     envvar=variable("backlog_rows"),
-    default=_DEFAULT.backlog_rows,
     show_default=True,
     help="The most rows in the backlog of each stream, for readers that missed them.",
 )
@@ -78,7 +79,6 @@ def _split(ctx: click.Context, param: click.Parameter, value: str) -> tuple[str,
     "--backlog-bytes",
     type=click.IntRange(min=0),
     envvar=variable("backlog_bytes"),
-    default=_DEFAULT.backlog_bytes,
     show_default=True,
     help="The most bytes in the backlog of each stream.",
 )
@@ -86,7 +86,6 @@ def _split(ctx: click.Context, param: click.Parameter, value: str) -> tuple[str,
     "--plausible-distance",
     type=click.IntRange(min=1000),
     envvar=variable("plausible_distance"),
-    default=_DEFAULT.plausible_distance,
     show_default=True,
     help="The most ids by which an announced position may exceed the last id of the "
     "stream's sequence.",
@@ -95,7 +94,6 @@ def _split(ctx: click.Context, param: click.Parameter, value: str) -> tuple[str,
     "--position-check-seconds",
     type=click.IntRange(min=0, max=3600),
     envvar=variable("position_check_seconds"),
-    default=_DEFAULT.position_check_seconds,
     show_default=True,
     help="The mean time between two reads of stream_positions, which find rows that a "
     "writer has not announced; 0 to read none.",
@@ -103,14 +101,12 @@ def _split(ctx: click.Context, param: click.Parameter, value: str) -> tuple[str,
 @click.option(
     "--writer-lock/--no-writer-lock",
     envvar=variable("writer_lock"),
-    default=_DEFAULT.writer_lock,
     show_default=True,
     help="Refuse to start while another process with the name of a writer runs.",
 )
 @click.option(
     "--hooks",
     envvar=variable("hooks"),
-    default=_DEFAULT.hooks,
     metavar="NAMES",
     help="Dotted names, separated by commas, of functions that take (host, config) and "
     "subscribe to hooks.",
@@ -118,7 +114,6 @@ def _split(ctx: click.Context, param: click.Parameter, value: str) -> tuple[str,
 @click.option(
     "--tracing-endpoint",
     envvar=variable("tracing_endpoint"),
-    default=_DEFAULT.tracing_endpoint,
     metavar="URL",
     help="Send spans to this collector with OTLP over HTTP.",
 )
