@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TextIO
 
 import attrs
@@ -20,10 +21,7 @@ from synapse_replication.app.loss_meter import LossFinding, LossMeter
 from synapse_replication.app.passive import Follower, Output, make_links
 from synapse_replication.clock import ReactorClock
 from synapse_replication.config.process import ProcessConfig
-from synapse_replication.errors import (
-    ConfigError,
-    RemoteProtocolError,
-)
+from synapse_replication.errors import ConfigError, RemoteProtocolError
 from synapse_replication.instrumentation.composite import CompositeObserver
 from synapse_replication.instrumentation.logs import LoggingObserver
 from synapse_replication.instrumentation.prometheus import (
@@ -43,58 +41,38 @@ _PREFIXES = (
 )
 
 
-def row_ids_of_streams(
+def find_row_ids(
     config: ProcessConfig, names: Collection[str]
-) -> dict[str, tuple[str, Sequence[RowIds]]]:
-    """Return the ids of the rows of the streams that have stored positions.
+) -> tuple[dict[str, tuple[str, Sequence[RowIds]]], dict[str, RowIds]]:
+    """Return the ids of the rows of streams.
 
     :param names: the names of the streams to select; all if empty.
-    :return: by the stream's name in ``stream_positions``, its name on the wire and the
-        ids of its rows.
+    :return: of the streams with stored positions, by the stream's name in
+        ``stream_positions``, its name on the wire and the ids of its rows; and of the
+        streams without them, by name, the ids of their rows.
     """
-    found: dict[str, tuple[str, Sequence[RowIds]]] = {}
+    stored: dict[str, tuple[str, Sequence[RowIds]]] = {}
+    unstored: dict[str, RowIds] = {}
     for name, stream in config.stored.items():
         if names and name not in names:
             continue
         if isinstance(stream, TableStream) or stream.positions_name is not None:
-            found[stream.positions_name or name] = name, row_ids_of(stream)
-    return found
+            stored[stream.positions_name or name] = name, row_ids_of(stream)
+        else:
+            unstored[name] = row_ids_of(stream)[0]
+    return stored, unstored
 
 
-def unstored_row_ids(
-    config: ProcessConfig, names: Collection[str]
-) -> dict[str, RowIds]:
-    """Return the ids of the rows of each stream without stored positions, by name.
-
-    :param names: the names of the streams to select; all if empty.
-    """
-    return {
-        name: row_ids_of(stream)[0]
-        for name, stream in config.stored.items()
-        if not isinstance(stream, TableStream)
-        and stream.positions_name is None
-        and (not names or name in names)
-    }
+def print_json(out: Any, finding: LossFinding) -> None:
+    """Print a finding as JSON on one line."""
+    out.write(encode_json(attrs.asdict(finding)).decode() + "\n")
 
 
-def print_json(out: Any) -> Callable[[LossFinding], None]:
-    """Return a printer of findings as JSON, one per line."""
-
-    def show(finding: LossFinding) -> None:
-        out.write(encode_json(attrs.asdict(finding)).decode() + "\n")
-
-    return show
-
-
-def print_text(out: Any) -> Callable[[LossFinding], None]:
-    """Return a printer of findings as text."""
-
-    def show(finding: LossFinding) -> None:
-        name = printable(f"{finding.stream_name} {finding.instance_name}")
-        what = "announced after" if finding.is_announced else "not announced for"
-        out.write(f"{name} {finding.token}: {what} {finding.seconds:.0f} s\n")
-
-    return show
+def print_text(out: Any, finding: LossFinding) -> None:
+    """Print a finding as text."""
+    name = printable(f"{finding.stream_name} {finding.instance_name}")
+    what = "announced after" if finding.is_announced else "not announced for"
+    out.write(f"{name} {finding.token}: {what} {finding.seconds:.0f} s\n")
 
 
 def summarise(meter: LossMeter) -> dict[str, Any]:
@@ -167,14 +145,14 @@ def make_meter(
     logs = LoggingObserver(Logger())
     metrics = PrometheusObserver(ReplicationMetrics(registry), config.server_name)
     output = Output(sys.stdout, reactor, lambda error: follower.fail(error))
-    show = print_json(output) if as_json else print_text(output)
+    stored, unstored = find_row_ids(config, streams)
     meter = LossMeter(
-        row_ids_of_streams(config, streams),
+        stored,
         database,
         clock,
         CompositeObserver([metrics, logs]),
-        show,
-        unstored=unstored_row_ids(config, streams),
+        functools.partial(print_json if as_json else print_text, output),
+        unstored=unstored,
         links=1 if config.redis is not None else len(config.tcp_connect),
         patience=patience,
     )
