@@ -23,14 +23,13 @@ from synapse_replication.instrumentation.status.model import (
     WORST_FIRST,
     Condition,
     ProcessStatus,
-    WriterStatus,
     describe_lag,
     describe_progress,
     describe_stuck_id,
     encode_status,
     group_stalls,
 )
-from synapse_replication.text import printable
+from synapse_replication.text import counted, printable
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -87,7 +86,7 @@ class PageVerdict:
 def judge(status: ProcessStatus) -> PageVerdict:
     """Return the worst state of a process's replication, as a headline."""
     found = assess(status)
-    count, streams = len(found.concerned), _streams(found.followed)
+    count, streams = len(found.concerned), counted(len(found.followed), "stream")
     if found.standing is Standing.WAITING:
         text = f"Waiting for {count} of {streams}"
         # Name the link that went down last: others may lead to removed processes.
@@ -100,11 +99,6 @@ def judge(status: ProcessStatus) -> PageVerdict:
         return PageVerdict("busy", f"Not ready: {status.not_ready[0]}")
     tone, text = _VERDICTS[found.standing]
     return PageVerdict(tone, text.format(count=count, streams=streams))
-
-
-def _streams(followed: Sequence[WriterStatus]) -> str:
-    """Return the number of (stream, writer) pairs, as text."""
-    return f"{len(followed)} stream{'s' * (len(followed) != 1)}"
 
 
 def duration(seconds: float) -> str:
