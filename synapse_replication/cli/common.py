@@ -77,8 +77,13 @@ def exit_with_problems(error: ConfigError) -> NoReturn:
             f"    {problem.problem}",
             f"    -> {problem.hint}",
         ]
-    click.echo("\n".join(lines), err=True)
-    sys.exit(EXIT_USAGE)
+    fail("\n".join(lines))
+
+
+def fail(text: str, status: int = EXIT_USAGE) -> NoReturn:
+    """Print why the command failed, and exit."""
+    click.echo(text, err=True)
+    sys.exit(status)
 
 
 log_option = click.option(

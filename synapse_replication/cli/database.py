@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Iterator, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
-import click
 import psycopg2
 
-from synapse_replication.cli.common import EXIT_USAGE, load_or_exit
+from synapse_replication.cli.common import fail, load_or_exit
 from synapse_replication.config.process import ProcessConfig
 from synapse_replication.errors import StorageError
 from synapse_replication.storage.database import connect
@@ -30,7 +28,7 @@ def open_database(
     """
     config = load_or_exit(config_paths, None)
     if config.database is None:
-        _fail(
+        fail(
             "the configuration has no PostgreSQL database; add the section 'database' "
             "with 'name: psycopg2'"
         )
@@ -38,14 +36,9 @@ def open_database(
     try:
         connection = connect(conninfo)
     except psycopg2.Error as error:
-        _fail(f"cannot connect to the database: {str(error).strip()}")
+        fail(f"cannot connect to the database: {str(error).strip()}")
     with contextlib.closing(connection):
         try:
             yield connection, config
         except (StorageError, psycopg2.Error) as error:
-            _fail(f"no table was changed: {str(error).strip()}")
-
-
-def _fail(text: str) -> NoReturn:
-    click.echo(text, err=True)
-    sys.exit(EXIT_USAGE)
+            fail(f"no table was changed: {str(error).strip()}")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from synapse_replication.cli.common import examples
+from synapse_replication.cli.common import examples, fail
 from synapse_replication.errors import ReplicationError
 
 _GOOD = "No row is missing, duplicated or out of order; all positions agree."
@@ -68,12 +68,11 @@ def demo_command(
     try:
         import psycopg2  # noqa: F401 -- the processes of the demonstration need it
     except ModuleNotFoundError:
-        click.echo(
+        fail(
             "synapse-replication demo: the PostgreSQL driver is missing; install it, "
             f"and the servers, with: {_INSTALL}",
-            err=True,
+            1,
         )
-        sys.exit(1)
     from rich.console import Console
 
     from synapse_replication.demo.course import run_demo
@@ -100,11 +99,9 @@ def demo_command(
         with TextScreen(console) as screen:
             tallies = run_demo(deployment, screen, total, with_faults=faults)
     except ReplicationError as error:
-        click.echo(f"The demonstration failed: {error}", err=True)
-        sys.exit(1)
+        fail(f"The demonstration failed: {error}", 1)
     except KeyboardInterrupt:
-        click.echo("Interrupted; stopping everything ...", err=True)
-        sys.exit(130)
+        fail("Interrupted; stopping everything ...", 130)
     finally:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)

@@ -28,6 +28,7 @@ from synapse_replication.cli.common import (
     config_option,
     examples,
     exit_with_problems,
+    fail,
     get_reactor,
     load_or_exit,
     log_option,
@@ -87,14 +88,14 @@ class _LazyGroup(click.Group):
 def _make_unavailable(name: str) -> click.Command:
     """Return a command that exits with a message: psycopg2 is not installed."""
 
-    def fail(arguments: tuple[str, ...]) -> NoReturn:
+    def refuse(arguments: tuple[str, ...]) -> NoReturn:
         raise click.UsageError(
             f"{name} needs psycopg2; install synapse_replication[postgres-binary]"
         )
 
     return click.Command(
         name,
-        callback=fail,
+        callback=refuse,
         help="Not available: psycopg2 is not installed.",
         params=[click.Argument(["arguments"], nargs=-1, type=click.UNPROCESSED)],
         context_settings={"ignore_unknown_options": True},
@@ -152,24 +153,22 @@ def _run(paths: Sequence[str], purpose: Purpose, log_json: bool) -> NoReturn:
 
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if most != resource.RLIM_INFINITY and most < MIN_FILES:
-        click.echo(
+        fail(
             f"synapse-replication: this process may open only {most} files; raise the "
             f"limit of open files (ulimit -n, or LimitNOFILE=) to {MIN_FILES} or more",
-            err=True,
+            1,
         )
-        sys.exit(1)
     config = load_or_exit(paths, purpose)
     try:
         from synapse_replication.app.service import make_process
     except ModuleNotFoundError as error:
         if error.name != "psycopg2":
             raise
-        click.echo(
+        fail(
             "synapse-replication: the PostgreSQL driver is missing; install "
             "synapse_replication[postgres-binary], or your system's psycopg2",
-            err=True,
+            1,
         )
-        sys.exit(1)
     notify = open_notify_socket(os.environ)
     feed_every = watchdog_interval(os.environ, os.getpid())
     set_log_level = start_logging(
@@ -270,12 +269,7 @@ def describe(config: ProcessConfig) -> list[tuple[str, str]]:
         serves = "direct TCP" if listener.direct_tcp else "HTTP"
         resources = ", ".join(sorted(listener.resources))
         facts.append(("listens", f"{serves} on {where} {resources}".rstrip()))
-    mine = [
-        stream
-        for stream, writers in config.writers.items()
-        # Every instance may write a stream without declared writers.
-        if config.instance_name in writers or not writers
-    ]
+    mine = [stream for stream in config.writers if config.writes(stream)]
     facts.append(("writes", ", ".join(mine) or "nothing"))
     facts.append(("follows", ", ".join(config.writers)))
     return facts
@@ -371,11 +365,7 @@ def follow_command(
                 ),
             )
         )
-    filters = Filters(
-        frozenset(streams),
-        frozenset(writers),
-        frozenset(commands),
-    )
+    filters = Filters(frozenset(streams), frozenset(writers), frozenset(commands))
     sys.exit(
         run_service(
             reactor,
@@ -396,8 +386,7 @@ def main() -> NoReturn:
         cli(standalone_mode=True)
     except (ReplicationError, OSError) as error:
         # For instance, a file cannot be read, or the output cannot be written.
-        click.echo(f"synapse-replication: {error}", err=True)
-        sys.exit(1)
+        fail(f"synapse-replication: {error}", 1)
     sys.exit(0)
 
 

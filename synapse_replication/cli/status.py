@@ -31,6 +31,7 @@ from synapse_replication.app.status_page import PageVerdict, duration, judge
 from synapse_replication.cli.common import (
     config_option,
     examples,
+    fail,
     get_reactor,
     load_or_exit,
 )
@@ -296,12 +297,10 @@ def status_command(
     config = load_or_exit(config_paths, Purpose.FOLLOW)
     names = tuple(sorted(config.instances))
     if not names:
-        click.echo(
+        fail(
             "synapse-replication: instance_map is empty; add the processes and the "
-            "addresses of their replication listeners",
-            err=True,
+            "addresses of their replication listeners"
         )
-        sys.exit(2)
     start_logging(sys.stderr, "warn")
     reactor = get_reactor()
     client, close = _make_client(config, reactor)
