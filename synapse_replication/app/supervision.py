@@ -90,16 +90,10 @@ class SupervisedProcess:
 
     def stopService(self) -> Deferred[Any]:
         """Stop the process; the Deferred fires when it has stopped."""
-        if self._notify is None:
-            return maybeDeferred(self._process.stopService)
-        notify = self._notify
-        self._systemd.stopping()
-
-        def stopped(result: Any) -> Any:
-            notify.close()
-            return result
-
-        return maybeDeferred(self._process.stopService).addBoth(stopped)
+        if self._notify is not None:
+            self._systemd.stopping()
+            self._notify.close()
+        return maybeDeferred(self._process.stopService)
 
     def reload(self) -> None:
         """Reload the configuration, and apply the settings that can change."""
