@@ -9,6 +9,7 @@ problems. With ``--watch``, the last update determines the exit status.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
@@ -35,7 +36,7 @@ from synapse_replication.cli.common import (
     get_reactor,
     load_or_exit,
 )
-from synapse_replication.config.process import ProcessConfig, Purpose
+from synapse_replication.config.process import Purpose
 from synapse_replication.errors import ReplicationError
 from synapse_replication.http.client import HttpCatchUpClient, make_agent
 from synapse_replication.instrumentation.status.model import (
@@ -124,7 +125,7 @@ class StatusService(Service):
         self._show = show
         self._at_end = at_end
         self._watch = watch
-        self._call = LoopingCall(self._update)
+        self._call = LoopingCall(self._fetch_all)
         self._call.clock = clock
         self.started: Deferred[None] = Deferred()
         self.is_well = False
@@ -153,9 +154,6 @@ class StatusService(Service):
     def _end(self, result: object) -> None:
         if self.running:
             self._at_end()
-
-    def _update(self) -> Deferred[None]:
-        return Deferred.fromCoroutine(self._fetch_all())
 
     async def _fetch_all(self) -> None:
         answers = await gatherResults(
@@ -270,14 +268,6 @@ def _writers(deployment: DeploymentStatus) -> Table:
     return table
 
 
-def _make_client(
-    config: ProcessConfig, reactor: Any
-) -> tuple[HttpCatchUpClient, Callable[[], Any]]:
-    agent, pool = make_agent(reactor, config.instances, config.tls.for_connecting)
-    client = HttpCatchUpClient(agent, config.instances, config.secret, reactor)
-    return client, pool.closeCachedConnections
-
-
 @click.command(
     "status",
     epilog=examples(
@@ -303,7 +293,8 @@ def status_command(
         )
     start_logging(sys.stderr, "warn")
     reactor = get_reactor()
-    client, close = _make_client(config, reactor)
+    agent, pool = make_agent(reactor, config.instances, config.tls.for_connecting)
+    client = HttpCatchUpClient(agent, config.instances, config.secret, reactor)
     console = Console()
     live = Live(console=console, auto_refresh=False, screen=True)
     on_screen = watch and not as_json and console.is_terminal
@@ -317,11 +308,14 @@ def status_command(
             console.print(render(deployment))
 
     service = StatusService(
-        reactor, client.get_status, names, show, reactor.stop, close=close, watch=watch
+        reactor,
+        client.get_status,
+        names,
+        show,
+        reactor.stop,
+        close=pool.closeCachedConnections,
+        watch=watch,
     )
-    if on_screen:
-        with live:
-            status = run_service(reactor, lambda: service)
-    else:
+    with live if on_screen else contextlib.nullcontext():
         status = run_service(reactor, lambda: service)
     sys.exit(status or int(not service.is_well))
