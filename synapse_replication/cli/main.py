@@ -352,32 +352,18 @@ def follow_command(
             raise click.UsageError(
                 "--verify takes --stream, but no --writer, --command or --positions"
             )
-        sys.exit(
-            run_service(
-                reactor,
-                lambda: make_meter(
-                    config,
-                    reactor,
-                    streams=streams,
-                    as_json=as_json,
-                    patience=patience,
-                    metrics_port=metrics_port,
-                ),
-            )
+        make = functools.partial(
+            make_meter,
+            streams=streams,
+            patience=patience,
+            metrics_port=metrics_port,
         )
-    filters = Filters(frozenset(streams), frozenset(writers), frozenset(commands))
-    sys.exit(
-        run_service(
-            reactor,
-            lambda: make_follower(
-                config,
-                reactor,
-                filters=filters,
-                as_json=as_json,
-                with_positions=positions,
-            ),
+    else:
+        filters = Filters(frozenset(streams), frozenset(writers), frozenset(commands))
+        make = functools.partial(
+            make_follower, filters=filters, with_positions=positions
         )
-    )
+    sys.exit(run_service(reactor, lambda: make(config, reactor, as_json=as_json)))
 
 
 def main() -> NoReturn:
