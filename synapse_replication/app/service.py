@@ -16,7 +16,6 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from msgspec.structs import replace
 from prometheus_client import CollectorRegistry
 from twisted.application.service import MultiService, Service
 from twisted.internet.defer import CancelledError, Deferred
@@ -323,7 +322,7 @@ class Replication(Service):
             extension.start()
             self._stops.add("announcing the exit", extension.stop)
         self._stops.add("dropping unsent commands", handler.sender.drop_unsent)
-        self._stops.add("withdrawing syncing users", self._clear_users(handler))
+        self._stops.add("withdrawing syncing users", lambda: self._clear_users(handler))
         self._stops.add("handling received commands", handler.wait_until_idle)
         self._stops.add("sending written rows", streamer.stop)
         streamer.start()
@@ -402,6 +401,11 @@ class Replication(Service):
     ) -> tuple[ReplicationCommandHandler, ReplicationExtension | None]:
         host, observer = self.host, self._observer
         config = self._options
+        partial = None
+        if self._backlog is not None:
+            partial = PartialResync(
+                self._epochs, self._client.get_backlog, self._clock, observer
+            )
         options = HandlerOptions(
             expects_links=config.has_links,
             writers=DeclaredWriters(
@@ -409,15 +413,11 @@ class Replication(Service):
                 [MAIN_INSTANCE, config.instance_name, *config.instances],
             ),
             receiver=config.receiving,
+            partial=partial,
         )
+        handler = ReplicationCommandHandler(host, observer, options=options)
         if self._backlog is None:
-            return ReplicationCommandHandler(host, observer, options=options), None
-        partial = PartialResync(
-            self._epochs, self._client.get_backlog, self._clock, observer
-        )
-        handler = ReplicationCommandHandler(
-            host, observer, options=replace(options, partial=partial)
-        )
+            return handler, None
         extension = ReplicationExtension(
             host,
             handler,
@@ -558,16 +558,11 @@ class Replication(Service):
             raise ConfigError([problem]) from error
         self._stops.add(f"closing {description}", port.stopListening)
 
-    def _clear_users(self, handler: ReplicationCommandHandler) -> Callable[[], None]:
-        def clear() -> None:
-            # Clients of this process's own listener know none of its users.
-            is_known = any(not each.relays for each in handler.sender.links)
-            if is_known and not self._options.is_main:
-                handler.sender.send(
-                    ClearUserSyncsCommand(self.host.identity.instance_id)
-                )
-
-        return clear
+    def _clear_users(self, handler: ReplicationCommandHandler) -> None:
+        # Clients of this process's own listener know none of its users.
+        is_known = any(not each.relays for each in handler.sender.links)
+        if is_known and not self._options.is_main:
+            handler.sender.send(ClearUserSyncsCommand(self.host.identity.instance_id))
 
     # -- stop -----------------------------------------------------------------------
 

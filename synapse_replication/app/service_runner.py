@@ -46,11 +46,9 @@ class Runnable(Protocol):
 
     def startService(self) -> object:
         """Start the service."""
-        ...
 
     def stopService(self) -> Any:
         """Stop the service; return an awaitable that fires when it has stopped."""
-        ...
 
 
 @runtime_checkable
@@ -59,7 +57,6 @@ class Reloadable(Protocol):
 
     def reload(self) -> None:
         """Reload the configuration, and log the result."""
-        ...
 
 
 def start_logging(
