@@ -55,21 +55,17 @@ def client_endpoint(
         verified.
     """
     kind, arguments, named = split_description(description)
-    endpoint: IStreamClientEndpoint
     try:
         if kind == "ssl" and "hostname" not in named:
             raise ValueError("it does not verify the server")
         if kind == "tls" and len(arguments) == 2 and not named:
             host, port = arguments
-            endpoint = wrapClientTLS(
-                options.tls.for_connecting(host),
-                HostnameEndpoint(reactor, host, int(port)),
-            )
-        else:
-            endpoint = clientFromString(reactor, description)  # type: ignore[no-untyped-call]
+            context = options.tls.for_connecting(host)
+            return wrapClientTLS(context, HostnameEndpoint(reactor, host, int(port)))
+        endpoint: Any = clientFromString(reactor, description)  # type: ignore[no-untyped-call]
+        return cast(IStreamClientEndpoint, endpoint)
     except _PARSE_ERRORS as error:
         raise _bad_description("tcp_connect", description, options, error) from error
-    return endpoint
 
 
 def server_endpoint(
