@@ -56,6 +56,7 @@ from synapse_replication.instrumentation.status.report import StatusReport
 from synapse_replication.instrumentation.status.verdict import MISSED
 from synapse_replication.streams.reader import Reader, State
 from synapse_replication.streams.stuck_ids import StuckId
+from synapse_replication.text import counted
 
 #: The time between two samples above which this process has paused, in s.
 PAUSE = 9.0
@@ -228,15 +229,16 @@ class StatusObserver(ReplicationObserver):
     def _stream_connected(self, event: events.StreamConnected) -> None:
         writer = self._writer(event.stream_name, event.instance_name)
         writer.catch_up_from = None
-        writer.failing_since = None
+        writer.problems.pop(StallReason.CATCH_UP_FAILS, None)
         writer.was_live = writer.was_live or not writer.lag()
 
     @handles(events.StreamReset)
     def _stream_reset(self, event: events.StreamReset) -> None:
         writer = self._writer(event.stream_name, event.instance_name)
         writer.move_back(event.to_token, self._monotonic())
-        writer.skipped_since, writer.skipped = None, 0
-        writer.gone_since, writer.gone = None, 0
+        writer.skipped = writer.gone = 0
+        writer.problems.pop(StallReason.ROWS_SKIPPED, None)
+        writer.problems.pop(StallReason.ROWS_LOST, None)
 
     @handles(events.PositionLowered)
     def _position_lowered(self, event: events.PositionLowered) -> None:
@@ -245,49 +247,65 @@ class StatusObserver(ReplicationObserver):
 
     @handles(events.Discarded)
     def _discarded(self, event: events.Discarded) -> None:
+        now = self._monotonic()
         if event.reason is events.DiscardReason.UNDECLARED_WRITER:
             self._undeclared_writer(event.stream_name, event.instance_name)
         elif event.reason is events.DiscardReason.LOST:
             writer = self._writer(event.stream_name, event.instance_name)
             writer.gone += event.count
-            if writer.gone_since is None:
-                writer.gone_since = self._monotonic()
+            writer.add_problem(
+                StallReason.ROWS_LOST,
+                now,
+                f"the rows of {counted(writer.gone, 'token')} are lost: they are not "
+                "in the writer's memory any more",
+            )
         elif event.reason is events.DiscardReason.UNPARSABLE:
             writer = self._writer(event.stream_name, event.instance_name)
-            writer.lost_since = self._monotonic()
+            writer.lost_since = now
         elif (
             event.reason is events.DiscardReason.SKIPPED
             and event.instance_name == self._instance_name
         ):
-            before, since = self._unsent.get(event.stream_name, (0, self._monotonic()))
+            before, since = self._unsent.get(event.stream_name, (0, now))
             self._unsent[event.stream_name] = before + event.count, since
         elif event.reason is events.DiscardReason.SKIPPED:
             writer = self._writer(event.stream_name, event.instance_name)
             writer.skipped += event.count
-            if writer.skipped_since is None:
-                writer.skipped_since = self._monotonic()
+            were = "was" if writer.skipped == 1 else "were"
+            writer.add_problem(
+                StallReason.ROWS_SKIPPED,
+                now,
+                f"{counted(writer.skipped, 'row')} {were} skipped, because even their "
+                "source returns them in a form that this process cannot decode",
+            )
 
     def _undeclared_writer(self, stream_name: str, instance_name: str) -> None:
         """Record one undeclared writer of a stream: a peer can make up any number."""
         if any(
-            writer.undeclared_since is not None
+            StallReason.UNDECLARED_WRITER in writer.problems
             for (name, _), writer in self._writers.items()
             if name == stream_name
         ):
             return
-        writer = self._writer(stream_name, instance_name)
-        writer.undeclared_since = self._monotonic()
+        self._writer(stream_name, instance_name).add_problem(
+            StallReason.UNDECLARED_WRITER,
+            self._monotonic(),
+            f"rows of {instance_name} were discarded, because the configuration of "
+            "this process does not name it as a writer",
+        )
 
     @handles(events.DatabaseSetBack)
     def _database_set_back(self, event: events.DatabaseSetBack) -> None:
         writer = self._writer(event.stream_name, event.instance_name)
-        stored, position = event.stored, event.position
-        if writer.set_back_since is None:
-            writer.set_back_since = self._monotonic()
-        else:
-            stored = min(stored, writer.set_back[0])
-            position = max(position, writer.set_back[1])
+        stored, position = writer.set_back or (event.stored, event.position)
+        stored, position = min(stored, event.stored), max(position, event.position)
         writer.set_back = stored, position
+        writer.add_problem(
+            StallReason.DATABASE_SET_BACK,
+            self._monotonic(),
+            f"the database was set back to {stored}; this process had delivered rows "
+            f"up to {position}, and those after {stored} may not exist any more",
+        )
 
     @handles(events.PositionRefuted)
     def _position_refuted(self, event: events.PositionRefuted) -> None:
@@ -335,7 +353,7 @@ class StatusObserver(ReplicationObserver):
         if writer is not None:
             # It sends no rows unless it returns.
             writer.is_drained = True
-            writer.undeclared_since = None
+            writer.problems.pop(StallReason.UNDECLARED_WRITER, None)
 
     @handles(events.CatchUpPage)
     def _catch_up_page(self, event: events.CatchUpPage) -> None:
@@ -347,12 +365,12 @@ class StatusObserver(ReplicationObserver):
     def _catch_up_failed(self, event: events.CatchUpFailed) -> None:
         failed, error = event.catch_up, event.error
         writer = self._writer(failed.stream_name, failed.instance_name)
-        if writer.failing_since is None:
-            writer.failing_since = self._monotonic()
         text = excerpt(str(error) or type(error).__name__)
-        writer.failure = (
+        writer.add_problem(
+            StallReason.CATCH_UP_FAILS,
+            self._monotonic(),
             f"catch-up in ({failed.from_token}, {failed.upto_token}] failed, "
-            f"attempt {event.attempt}: {text}"
+            f"attempt {event.attempt}: {text}",
         )
 
     # -- links and peers --------------------------------------------------------------

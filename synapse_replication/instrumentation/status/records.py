@@ -9,6 +9,7 @@ from typing import Final, TypeVar
 from msgspec import Struct, field
 
 from synapse_replication.handlers.events import AnnouncedBy, PeerHeartbeat
+from synapse_replication.instrumentation.status.model import StallReason
 
 #: The maximum number of entries of each kind: writers, links, peers, duplicates.
 MAX_NAMES = 1000
@@ -67,23 +68,16 @@ class WriterRecord(Struct):
     :ivar catch_up_from: the position at which the current catch-up began.
     :ivar missing_since: when it began.
     :ivar fetching_since: when its last fetch began.
-    :ivar failing_since: when the current catch-up failed first since the position last
-        changed; ``None`` if it did not.
-    :ivar failure: a description of the last failure.
     :ivar behind_us: the writer's reported position if it is below the position of this
         process.
     :ivar behind_since: the time of the first such report.
     :ivar lost_since: when a row that cannot be parsed arrived, if nothing was heard of
         the writer's position since.
-    :ivar undeclared_since: when rows of the writer were first discarded because the
-        configuration does not name it; ``None`` if they were not.
-    :ivar set_back_since: when the database was found to be set back; ``None`` if it
-        was not.
-    :ivar set_back: the lowest stored position that was found then, and the highest
-        position of this process.
-    :ivar gone_since: when rows were first found to be lost; ``None`` if none were.
-    :ivar gone: the number of their tokens.
-    :ivar skipped_since: when the first row was skipped; ``None`` if none was.
+    :ivar problems: by reason: when the problem was first found, and an explanation of
+        it, for display. That a catch-up fails is a problem until the position changes.
+    :ivar set_back: the lowest stored position that was found when the database was set
+        back, and the highest position of this process.
+    :ivar gone: the number of tokens whose rows are lost.
     :ivar skipped: the number of skipped rows.
     """
 
@@ -101,17 +95,12 @@ class WriterRecord(Struct):
     catch_up_from: int | None = None
     missing_since: float = 0.0
     fetching_since: float = 0.0
-    failing_since: float | None = None
-    failure: str = ""
     behind_us: int | None = None
     behind_since: float = 0.0
     lost_since: float | None = None
-    undeclared_since: float | None = None
-    set_back_since: float | None = None
-    set_back: tuple[int, int] = (0, 0)
-    gone_since: float | None = None
+    problems: dict[StallReason, tuple[float, str]] = field(default_factory=dict)
+    set_back: tuple[int, int] | None = None
     gone: int = 0
-    skipped_since: float | None = None
     skipped: int = 0
     #: The undelivered announcements: ``(token, latest possible time of the write)``.
     undelivered: list[tuple[int, float]] = field(default_factory=list)
@@ -122,22 +111,24 @@ class WriterRecord(Struct):
         """Record a row or a POSITION of the writer, and where it arrived."""
         self.link, self.heard_by = link, by
         self.heard_at = self.signed_at = now
-        self.undeclared_since = self.lost_since = None
+        self.lost_since = None
+        self.problems.pop(StallReason.UNDECLARED_WRITER, None)
         self.is_drained = False
         if by is AnnouncedBy.POSITION:
             self.announced_at = now
+
+    def add_problem(self, reason: StallReason, now: float, detail: str) -> None:
+        """Record a problem, or another explanation of one that was found before."""
+        since, _ = self.problems.get(reason, (now, ""))
+        self.problems[reason] = since, detail
 
     def is_quiet(self) -> bool:
         """Return whether nothing in this record can be a reason for a stall."""
         return (
             self.announced == self.position
-            and self.failing_since is None
             and self.behind_us is None
             and self.lost_since is None
-            and self.undeclared_since is None
-            and self.skipped_since is None
-            and self.gone_since is None
-            and self.set_back_since is None
+            and not self.problems
         )
 
     def is_idle(self, before: float) -> bool:
@@ -183,7 +174,7 @@ class WriterRecord(Struct):
         """Record that the rows up to ``position`` were delivered."""
         if position != self.position:
             self.progress_at = now
-            self.failing_since = None
+            self.problems.pop(StallReason.CATCH_UP_FAILS, None)
             if self.behind_us is not None and position <= self.behind_us:
                 self.behind_us = None
         self.position = position

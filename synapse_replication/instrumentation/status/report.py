@@ -44,6 +44,12 @@ _ABSENT = frozenset(
         StallReason.DATABASE_SET_BACK,
     }
 )
+#: The problems with which a writer is shown that the configuration does not name.
+_SHOWN = (
+    StallReason.UNDECLARED_WRITER,
+    StallReason.ROWS_SKIPPED,
+    StallReason.ROWS_LOST,
+)
 _FETCHES = frozenset({State.DUE, State.FETCHING, State.DELIVERING, State.PAUSED})
 _NEVER = float("-inf")
 #: If so many processes fall silent at once, the link is suspect, not they.
@@ -147,8 +153,7 @@ class StatusReport:
             return True
         if writer is None:
             return False
-        missing = writer.undeclared_since, writer.skipped_since, writer.gone_since
-        if any(since is not None for since in missing):
+        if any(reason in writer.problems for reason in _SHOWN):
             return True
         peer = self._peers.get(key[1])
         if peer is not None and peer.is_leaving and not self._is_replaced(peer):

@@ -22,7 +22,6 @@ from synapse_replication.instrumentation.status.records import (
     WriterRecord,
 )
 from synapse_replication.streams.reader import State
-from synapse_replication.text import counted
 
 #: By how much a heartbeat of a living process of this package may be late, in s.
 LATE_BY = 1.5
@@ -155,14 +154,14 @@ class Rule(Struct, frozen=True):
 
     :ivar when: when it applies, as the manual says it.
     :ivar check: returns since when it has applied, and the detail; ``None`` if it does
-        not apply.
+        not apply. Without a check, it applies if it was recorded as a problem.
     :ivar is_immediate: whether it need not last to be reported, because the rows will
         not arrive by waiting.
     """
 
     reason: StallReason
     when: str
-    check: Callable[[WriterFacts, float, StatusLimits], _Found]
+    check: Callable[[WriterFacts, float, StatusLimits], _Found] | None = None
     is_immediate: bool = False
 
 
@@ -205,52 +204,6 @@ def _ahead(facts: WriterFacts, now: float, limits: StatusLimits) -> _Found:
         f"ahead of its writer: this process is at {facts.record.position}, but "
         f"{facts.instance_name} reports that it is at {facts.record.behind_us}"
     )
-
-
-def _set_back(facts: WriterFacts, now: float, limits: StatusLimits) -> _Found:
-    if facts.record.set_back_since is None:
-        return None
-    stored, position = facts.record.set_back
-    return facts.record.set_back_since, (
-        f"the database was set back to {stored}; this process had delivered rows up to "
-        f"{position}, and those after {stored} may not exist any more"
-    )
-
-
-def _undeclared(facts: WriterFacts, now: float, limits: StatusLimits) -> _Found:
-    if facts.record.undeclared_since is None:
-        return None
-    return facts.record.undeclared_since, (
-        f"rows of {facts.instance_name} were discarded, because the configuration of "
-        "this process does not name it as a writer"
-    )
-
-
-def _lost(facts: WriterFacts, now: float, limits: StatusLimits) -> _Found:
-    record = facts.record
-    if record.gone_since is None:
-        return None
-    return record.gone_since, (
-        f"the rows of {counted(record.gone, 'token')} are lost: they are not in the "
-        "writer's memory any more"
-    )
-
-
-def _skipped(facts: WriterFacts, now: float, limits: StatusLimits) -> _Found:
-    record = facts.record
-    if record.skipped_since is None:
-        return None
-    rows = "1 row was" if record.skipped == 1 else f"{record.skipped:,} rows were"
-    return record.skipped_since, (
-        f"{rows} skipped, because even their source returns them in a form that this "
-        "process cannot decode"
-    )
-
-
-def _failing(facts: WriterFacts, now: float, limits: StatusLimits) -> _Found:
-    if facts.record.failing_since is None:
-        return None
-    return facts.record.failing_since, facts.record.failure
 
 
 def _source_silent(facts: WriterFacts, now: float, limits: StatusLimits) -> _Found:
@@ -322,31 +275,26 @@ RULES: tuple[Rule, ...] = (
     Rule(
         StallReason.DATABASE_SET_BACK,
         "The database was set back, and this process had delivered later rows.",
-        _set_back,
         is_immediate=True,
     ),
     Rule(
         StallReason.UNDECLARED_WRITER,
         "Rows of a writer that the configuration does not name were discarded.",
-        _undeclared,
         is_immediate=True,
     ),
     Rule(
         StallReason.ROWS_LOST,
         "Rows are not in their writer's memory any more.",
-        _lost,
         is_immediate=True,
     ),
     Rule(
         StallReason.ROWS_SKIPPED,
         "The source returned rows that cannot be decoded, and they were skipped.",
-        _skipped,
         is_immediate=True,
     ),
     Rule(
         StallReason.CATCH_UP_FAILS,
         "Fetching or delivering missing rows fails.",
-        _failing,
     ),
     Rule(
         StallReason.SOURCE_SILENT,
@@ -374,7 +322,10 @@ def diagnose(facts: WriterFacts, now: float, limits: StatusLimits) -> Diagnosis:
     """
     is_deaf = facts.hearing_since is None
     for rule in RULES[:1] if is_deaf else RULES:
-        found = rule.check(facts, now, limits)
+        if rule.check is None:
+            found = facts.record.problems.get(rule.reason)
+        else:
+            found = rule.check(facts, now, limits)
         if found is None:
             continue
         since, detail = found

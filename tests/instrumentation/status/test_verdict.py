@@ -99,18 +99,13 @@ class DiagnoseTests(SynchronousTestCase):
                 980.0,
                 {"behind_us": 90, "behind_since": 980.0},
             ),
-            (StallReason.UNDECLARED_WRITER, 999.0, {"undeclared_since": 999.0}),
-            (
-                StallReason.DATABASE_SET_BACK,
-                999.0,
-                {"set_back_since": 999.0, "set_back": (4, 9)},
-            ),
-            (StallReason.ROWS_LOST, 999.0, {"gone_since": 999.0, "gone": 1}),
-            (StallReason.ROWS_SKIPPED, 999.0, {"skipped_since": 999.0, "skipped": 1}),
             (
                 StallReason.CATCH_UP_FAILS,
                 980.0,
-                {"state": State.PAUSED, "failing_since": 980.0},
+                {
+                    "state": State.PAUSED,
+                    "problems": {StallReason.CATCH_UP_FAILS: (980.0, "")},
+                },
             ),
             (
                 StallReason.SOURCE_SILENT,
@@ -134,6 +129,13 @@ class DiagnoseTests(SynchronousTestCase):
             ),
         ):
             self.check(reason, since, **changes)
+        for reason in (
+            StallReason.UNDECLARED_WRITER,
+            StallReason.DATABASE_SET_BACK,
+            StallReason.ROWS_LOST,
+            StallReason.ROWS_SKIPPED,
+        ):
+            self.check(reason, 999.0, problems={reason: (999.0, "")})
         immediate = {rule.reason for rule in RULES if rule.is_immediate}
         self.assertEqual(
             immediate,
@@ -183,9 +185,11 @@ class DiagnoseTests(SynchronousTestCase):
             "state": State.FETCHING,
             "peer": PeerFacts(0.0, is_leaving=True),
             "behind_us": 1,
-            "undeclared_since": 0.0,
-            "skipped_since": 0.0,
-            "failing_since": 0.0,
+            "problems": {
+                StallReason.UNDECLARED_WRITER: (0.0, ""),
+                StallReason.ROWS_SKIPPED: (0.0, ""),
+                StallReason.CATCH_UP_FAILS: (0.0, ""),
+            },
             "lag": 5,
             "written_at": 0.0,
             "progress_at": 0.0,
