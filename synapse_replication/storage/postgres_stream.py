@@ -258,7 +258,7 @@ class PostgresStream:
         :raises CatchUpError: if the query fails.
         """
         name = self._description.name
-        if len(self._queries) != 1 or not self._writers or not self._queries[0].as_json:
+        if len(self._queries) != 1 or not self._writers:
             raise StreamConfigurationError(
                 f"rows of {name} between two tokens cannot be read; only streams that "
                 "are declared by their table support it"

@@ -10,13 +10,11 @@ end.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from operator import itemgetter
-from typing import Any
 
 from synapse_replication.storage.database import Transaction
 from synapse_replication.storage.row_queries import RowQuery
-from synapse_replication.streams.rows import decode_json
 from synapse_replication.streams.stream import EncodedUpdates, StreamUpdateResult
 
 
@@ -34,11 +32,8 @@ def read_page(
     :param limit: the most rows of each query, exceeded only so as not to split a token.
     """
     upto = upto_token
-    found: list[tuple[int, Any]] = []
-    seen: set[tuple[Any, ...]] = set()
-    queries = tuple(queries)
-    # If every query returns JSON, the rows need not be decoded.
-    all_json = all(query.as_json for query in queries)
+    found: list[tuple[int, str | None]] = []
+    seen: set[tuple[int, str | None]] = set()
     for query in queries:
         txn.execute(
             query.sql,
@@ -56,23 +51,10 @@ def read_page(
         if query.distinct:
             records = sorted(set(records) - seen)
             seen.update(records)
-        found += records if all_json else _decode_records(query, records)
+        found += records
     # The sort is stable: within a token, rows of an earlier query stay first.
     found.sort(key=itemgetter(0))
     updates = [
-        update for update in found if update[0] <= upto and update[1] is not None
+        (token, text) for token, text in found if token <= upto and text is not None
     ]
-    return StreamUpdateResult(
-        EncodedUpdates(updates) if all_json else updates, upto, upto < upto_token
-    )
-
-
-def _decode_records(
-    query: RowQuery, records: Sequence[tuple[Any, ...]]
-) -> list[tuple[int, Any]]:
-    """Return each record's token and its row as a JSON value; ``None`` for no row."""
-    if not query.as_json:
-        return [(record[0], list(record[1:])) for record in records]
-    return [
-        (token, None if text is None else decode_json(text)) for token, text in records
-    ]
+    return StreamUpdateResult(EncodedUpdates(updates), upto, upto < upto_token)

@@ -92,41 +92,45 @@ class RowQuery(Struct, frozen=True):
     """A query for the rows of a stream, or for some of them.
 
     :ivar sql: the query, with the named parameters ``instance_name``, ``after``
-        (exclusive), ``up_to`` (inclusive) and ``limit``.
+        (exclusive), ``up_to`` (inclusive) and ``limit``. A record is a token and the
+        row as JSON text; the text is ``NULL`` if the event that the row describes was
+        deleted.
     :ivar range: the parts of a query for the same rows, but of all writers and without
         a limit.
     :ivar distinct: whether the table may have several rows for one row of the stream.
-    :ivar as_json: if true, a record is a token and the row as JSON text; the text is
-        ``NULL`` if the event that the row describes was deleted. If false, a record is
-        a token and the elements of the row, which psycopg2 converted to values that
-        JSON can represent.
     """
 
     sql: str
     range: RangeQuery
     distinct: bool = False
-    as_json: bool = False
 
 
-def declared_query(declaration: TableStream) -> RowQuery:
-    """Return the query for the rows of a declared stream."""
-    id_column = identifier(declaration.id_column)
-    columns = ", ".join(map(identifier, declaration.column_names))
-    token, order, bounds = id_expressions(id_column, declaration.negative)
-    if declaration.writer_column is None:
-        writer = "TRUE"
-    else:
-        writer = f"{identifier(declaration.writer_column)} = %(instance_name)s"
-    # PostgreSQL encodes the row as JSON, since a timestamp or a numeric column has no
-    # other representation that every peer can read.
+def query_of_one_table(of: RangeQuery, *, distinct: bool = False) -> RowQuery:
+    """Return the query for rows whose columns are all in one table.
+
+    PostgreSQL encodes the rows as JSON, since a timestamp or a numeric column has no
+    other representation that every peer can read.
+    """
+    token, order, bounds = id_expressions(identifier(of.id_column), of.negative)
+    writer = "TRUE"
+    if of.writer_column is not None:
+        writer = f"{identifier(of.writer_column)} = %(instance_name)s"
     return RowQuery(
         f"""
-        SELECT {token}, json_build_array({columns})::text
-        FROM {identifier(declaration.table)}
+        SELECT {token}, {of.row}
+        FROM {identifier(of.table)} AS {of.alias}
         WHERE {writer} AND {bounds}
         ORDER BY {order}
         FETCH FIRST %(limit)s ROWS WITH TIES
         """,
+        of,
+        distinct,
+    )
+
+
+def declared_query(declaration: TableStream) -> RowQuery:
+    """Return the query for the rows of a declared stream."""
+    return query_of_one_table(
         RangeQuery(
             table=declaration.table,
             alias="source",
@@ -139,6 +143,5 @@ def declared_query(declaration: TableStream) -> RowQuery:
                 for name, type_ in declaration.columns
             ),
             negative=declaration.negative,
-        ),
-        as_json=True,
+        )
     )

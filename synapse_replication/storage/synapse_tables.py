@@ -22,20 +22,19 @@ from collections.abc import Collection, Mapping
 from types import MappingProxyType
 
 from synapse_replication.storage.queries import id_expressions
-from synapse_replication.storage.row_queries import Detail, RangeQuery, RowQuery
-
-_OF_WRITER = "instance_name = %(instance_name)s"
-
-# Synapse does not fill in the instance_name of account_data's tables: with several
-# writers, each writer's query returns the rows of all of them.
-_OF_ANY_WRITER = "%(instance_name)s IS NOT NULL"
+from synapse_replication.storage.row_queries import (
+    Detail,
+    RangeQuery,
+    RowQuery,
+    query_of_one_table,
+)
 
 
 def _query(
     columns: str,
     table: str,
     id_column: str = "stream_id",
-    writer: str = _OF_WRITER,
+    writer_column: str | None = "instance_name",
     *,
     distinct: bool = False,
     kind: str | None = None,
@@ -50,21 +49,12 @@ def _query(
     :param lists: columns that contain a JSON list.
     :param written_ms: the column with the time of writing, ms since 1970.
     """
-    row = f"json_build_array('{kind}', json_build_array({columns}))::text"
-    return RowQuery(
-        f"""
-        SELECT {id_column}, {row if kind else columns}
-        FROM {table}
-        WHERE {writer}
-          AND {id_column} > %(after)s AND {id_column} <= %(up_to)s
-        ORDER BY {id_column}
-        FETCH FIRST %(limit)s ROWS WITH TIES
-        """,
+    return query_of_one_table(
         RangeQuery(
             table=table,
             alias="source",
             id_column=id_column,
-            writer_column="instance_name" if writer is _OF_WRITER else None,
+            writer_column=writer_column,
             columns=tuple(
                 _LIST.format(column) if column in lists else column
                 for column in columns.split(", ")
@@ -72,8 +62,7 @@ def _query(
             kind=kind,
             written_ms=written_ms,
         ),
-        distinct,
-        kind is not None,
+        distinct=distinct,
     )
 
 
@@ -127,12 +116,22 @@ def _event_query(
     token, order, bounds = id_expressions(id_column, negative)
     is_events = table == "events"
     alias, event_columns, event = ("e", _OF_EVENT, "") if is_events else _JOINED_EVENT
-    row = f"json_build_array({columns})"
-    if kind is not None:
-        row = f"json_build_array('{kind}', {row})"
+    of = RangeQuery(
+        table=table,
+        alias=alias,
+        joined=event,
+        details=_ABOUT_EVENT,
+        id_column=id_column,
+        writer_column="instance_name",
+        columns=tuple(columns.split(", ")),
+        kind=kind,
+        # The database does not store when an event stops being an outlier.
+        written_ms="received_ts" if is_events else None,
+        negative=negative,
+    )
     return RowQuery(
         f"""
-        SELECT {alias}.token, CASE WHEN e.event_id IS NOT NULL THEN {row}::text END
+        SELECT {alias}.token, CASE WHEN e.event_id IS NOT NULL THEN {of.row} END
         FROM (
             SELECT {token} AS token, {event_columns}
             FROM {table}
@@ -144,20 +143,7 @@ def _event_query(
         {" ".join(detail.lookup for detail in _ABOUT_EVENT)}
         ORDER BY {alias}.token
         """,
-        RangeQuery(
-            table=table,
-            alias=alias,
-            joined=event,
-            details=_ABOUT_EVENT,
-            id_column=id_column,
-            writer_column="instance_name",
-            columns=tuple(columns.split(", ")),
-            kind=kind,
-            # The database does not store when an event stops being an outlier.
-            written_ms="received_ts" if is_events else None,
-            negative=negative,
-        ),
-        as_json=True,
+        of,
     )
 
 
@@ -237,21 +223,23 @@ STANDARD_QUERIES: Mapping[str, tuple[RowQuery, ...]] = MappingProxyType(
                 written_ms="queued_ts",
             ),
         ),
+        # Synapse does not fill in the instance_name of these tables: with several
+        # writers, each writer's query returns the rows of all of them.
         "account_data": (
             _query(
                 "user_id, NULL, account_data_type",
                 "account_data",
-                writer=_OF_ANY_WRITER,
+                writer_column=None,
             ),
             _query(
                 "user_id, room_id, account_data_type",
                 "room_account_data",
-                writer=_OF_ANY_WRITER,
+                writer_column=None,
             ),
             _query(
                 "user_id, room_id, 'm.tag'",
                 "room_tags_revisions",
-                writer=_OF_ANY_WRITER,
+                writer_column=None,
             ),
         ),
         "profile_updates": (
