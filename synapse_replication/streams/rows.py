@@ -89,6 +89,16 @@ def encode_json_rows(values: Sequence[Any]) -> list[bytes]:
     return texts
 
 
+def compact_json_rows(texts: Sequence[bytes | str]) -> list[bytes]:
+    """Encode rows that are JSON again, as :func:`encode_json` does.
+
+    It is faster than :func:`encode_json_rows`: JSON has no NaN.
+
+    :raises ValueError: if a text is not valid JSON.
+    """
+    return _encode_lines(list(map(decode_json, texts))).split(b"\n")[:-1]
+
+
 def _count_nones(value: Any) -> int:
     """Count ``None`` in a row and in arrays directly inside it, but no deeper."""
     if type(value) is not list and type(value) is not tuple:

@@ -15,6 +15,7 @@ from synapse_replication.streams.rows import (
     DecodedRows,
     RawRowCodec,
     RowCodec,
+    compact_json_rows,
     decode_json,
     encode_json,
     encode_json_rows,
@@ -132,6 +133,17 @@ class JsonTests(SynchronousTestCase):
         """A row may contain nulls."""
         value = [None, "null", {"null": [1.5, None]}]
         self.assertEqual(decode_json(encode_json(value)), value)
+
+    def test_rows_that_are_json(self) -> None:
+        """Rows that are JSON already are made compact, or rejected."""
+        texts = ['["a",  null]', b'{"b": 1.5}', '"\\u00e9"', "[\n2]"]
+        self.assertEqual(
+            compact_json_rows(texts), [encode_json(decode_json(text)) for text in texts]
+        )
+        self.assertEqual(compact_json_rows([]), [])
+        for bad in ("[", "[NaN]", "[1e999]", "[-Infinity]", '"\\ud800"'):
+            with self.assertRaises(ValueError):
+                compact_json_rows(["[]", bad])
 
 
 class RowCodecTests(SynchronousTestCase):

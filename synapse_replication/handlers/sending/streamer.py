@@ -52,7 +52,7 @@ from synapse_replication.streams.pages import (
     check_page,
     gather_batches,
 )
-from synapse_replication.streams.rows import decode_json, encode_json_rows
+from synapse_replication.streams.rows import compact_json_rows, encode_json_rows
 from synapse_replication.streams.stream import JsonValue, Stream
 
 if TYPE_CHECKING:
@@ -353,7 +353,7 @@ def _encode_rows(rows: Sequence[JsonValue], are_encoded: bool) -> list[bytes]:
     :raises ValueError: if a row is not valid JSON, or cannot be encoded as JSON.
     """
     # PostgreSQL returns a text of type "json" as it was written, line ends included.
-    return encode_json_rows(list(map(decode_json, rows)) if are_encoded else rows)
+    return compact_json_rows(rows) if are_encoded else encode_json_rows(rows)
 
 
 def _is_valid(row: JsonValue, is_encoded: bool) -> bool:
