@@ -136,7 +136,7 @@ class JsonTests(SynchronousTestCase):
 
     def test_rows_that_are_json(self) -> None:
         """Rows that are JSON already are made compact, or rejected."""
-        texts = ['["a",  null]', b'{"b": 1.5}', '"\\u00e9"', "[\n2]"]
+        texts: list[bytes | str] = ['["a",  null]', b'{"b": 1.5}', '"\\u00e9"', "[\n2]"]
         self.assertEqual(
             compact_json_rows(texts), [encode_json(decode_json(text)) for text in texts]
         )
