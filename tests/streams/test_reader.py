@@ -259,6 +259,29 @@ class ReportTests(SynchronousTestCase):
         self.assertIs(driven.reader.reported("a", 5, 0.0), Finding.EXPECTED)
         self.assertIn(Connected("a"), driven.take())
 
+    def test_restart_shown_by_a_new_link(self) -> None:
+        """A new link that states less than a lost one claimed has another process."""
+        for is_paused in (False, True):
+            driven = Driven(MEMORY, links="ac")
+            driven.reader.announced("a", 9, 9, 0.0)
+            driven.take()
+            fetch = driven.reader.request
+            assert fetch is not None
+            driven.reader.link_lost("a")
+            if is_paused:
+                driven.reader.failed()
+            else:
+                page = StreamUpdateResult([(1, None)], 1, True)
+                driven.reader.page_fetched(fetch, page)
+            driven.reader.link_up("b")
+            state = State.PAUSED if is_paused else State.DELIVERING
+            self.assertIs(driven.reader.state, state)
+            driven.reader.reported("b", 5, 0.0)
+            self.assertIs(driven.reader.state, State.DUE)
+            self.assertIsNone(driven.reader.page)
+            driven.take()
+            self.assertEqual(driven.requested(), (0, 5))
+
     def test_stored(self) -> None:
         """A stored position is fetched if it is new, and is no evidence otherwise."""
         driven = Driven(position=5)

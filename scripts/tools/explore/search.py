@@ -387,6 +387,7 @@ def entries() -> set[Call]:
 
 
 _UNIT_TESTS = "tests.streams.test_reader."
+_NEW_LINK = f"{_UNIT_TESTS}ReportTests.test_restart_shown_by_a_new_link"
 _UNDECODABLE = f"{_UNIT_TESTS}RowTests.test_undecodable_row_after_another_failure"
 #: The entries that larger worlds would take, and the unit tests that take them.
 UNIT_TESTED = {
@@ -395,6 +396,8 @@ UNIT_TESTED = {
     "BATCH FETCHING DUE": f"{_UNIT_TESTS}RowTests.test_row_that_earlier_pages_lack",
     "DELIVERY_FAILED PAUSED PAUSED": _UNDECODABLE,
     "OVERFLOW DELIVERING DUE": f"{_UNIT_TESTS}RowTests.test_overflow_during_a_page",
+    "REPORT DELIVERING DUE": _NEW_LINK,
+    "REPORT PAUSED DUE": _NEW_LINK,
     "UNREADABLE DUE DUE": _UNDECODABLE,
     "UNREADABLE PAUSED PAUSED": _UNDECODABLE,
 }
