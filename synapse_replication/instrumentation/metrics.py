@@ -9,6 +9,7 @@ distinguishes several servers in one process. Counters are exposed with the suff
 from __future__ import annotations
 
 import enum
+from functools import partial
 
 from msgspec import Struct
 
@@ -30,26 +31,33 @@ class MetricDefinition(Struct, frozen=True):
     :ivar name: the name, without the suffix that Prometheus adds to counters.
     :ivar labels: the labels, without ``server_name``, which every metric has.
     :ivar documentation: the help text: one sentence, with the unit.
+    :ivar is_read_at_scrape: whether its values are read at each scrape, and not stored.
     """
 
     name: str
     kind: MetricKind
     labels: tuple[str, ...]
     documentation: str
+    is_read_at_scrape: bool
 
 
-def _counter(name: str, *labels: str, help_text: str) -> MetricDefinition:
-    return MetricDefinition(name, MetricKind.COUNTER, labels, help_text)
+def _define(
+    kind: MetricKind,
+    name: str,
+    *labels: str,
+    help_text: str,
+    is_read_at_scrape: bool = False,
+) -> MetricDefinition:
+    return MetricDefinition(name, kind, labels, help_text, is_read_at_scrape)
 
 
-def _gauge(name: str, *labels: str, help_text: str) -> MetricDefinition:
-    return MetricDefinition(name, MetricKind.GAUGE, labels, help_text)
+_counter = partial(_define, MetricKind.COUNTER)
+_gauge = partial(_define, MetricKind.GAUGE)
+_gauge_at_scrape = partial(_define, MetricKind.GAUGE, is_read_at_scrape=True)
+_histogram = partial(_define, MetricKind.HISTOGRAM)
 
-
-def _histogram(name: str, *labels: str, help_text: str) -> MetricDefinition:
-    return MetricDefinition(name, MetricKind.HISTOGRAM, labels, help_text)
-
-
+#: The labels of a writer of a stream.
+_WRITER = "stream_name", "instance_name"
 _PROTOCOL = "synapse_replication_tcp_protocol_"
 _RESOURCE = "synapse_replication_tcp_resource_"
 
@@ -75,22 +83,22 @@ CLOSE_REASON = _counter(
     "reason_type",
     help_text="Connections closed, by reason.",
 )
-PENDING_COMMANDS = _gauge(
+PENDING_COMMANDS = _gauge_at_scrape(
     _PROTOCOL + "pending_commands",
     "name",
     help_text="Commands that have not been passed to the transport yet.",
 )
-SEND_BUFFER = _gauge(
+SEND_BUFFER = _gauge_at_scrape(
     _PROTOCOL + "transport_send_buffer",
     "name",
     help_text="Bytes in the transport's buffer, not yet passed to the kernel.",
 )
-KERNEL_SEND_BUFFER = _gauge(
+KERNEL_SEND_BUFFER = _gauge_at_scrape(
     _PROTOCOL + "transport_kernel_send_buffer",
     "name",
     help_text="Bytes in the kernel's send buffer that the peer has not acknowledged.",
 )
-KERNEL_READ_BUFFER = _gauge(
+KERNEL_READ_BUFFER = _gauge_at_scrape(
     _PROTOCOL + "transport_kernel_read_buffer",
     "name",
     help_text="Bytes in the kernel's receive buffer that this process has not read.",
@@ -108,7 +116,7 @@ USER_IP = _counter(_RESOURCE + "user_ip_cache", help_text="USER_IP commands rece
 TOTAL_CONNECTIONS = _gauge(
     _RESOURCE + "total_connections", help_text="Replication links of this process."
 )
-COMMAND_QUEUE = _gauge(
+COMMAND_QUEUE = _gauge_at_scrape(
     "synapse_replication_tcp_command_queue",
     "stream_name",
     help_text="Rows and positions of a stream that wait to be delivered.",
@@ -135,48 +143,42 @@ EXTERNAL_CACHE_SECONDS = _histogram(
     help_text="Response time of the external cache in seconds.",
 )
 
-POSITION = _gauge(
+POSITION = _gauge_at_scrape(
     "synapse_replication_position",
-    "stream_name",
-    "instance_name",
+    *_WRITER,
     help_text="The position up to which this process has delivered a writer's rows.",
 )
-LAG_POSITIONS = _gauge(
+LAG_POSITIONS = _gauge_at_scrape(
     "synapse_replication_lag_positions",
-    "stream_name",
-    "instance_name",
+    *_WRITER,
     help_text="Difference between a writer's announced and delivered positions.",
 )
-LAG_SECONDS = _gauge(
+LAG_SECONDS = _gauge_at_scrape(
     "synapse_replication_lag_seconds",
-    "stream_name",
-    "instance_name",
+    *_WRITER,
     help_text="Age in seconds of a writer's oldest write that was not delivered here; "
     "0 if there is none.",
 )
-STALLED_SECONDS = _gauge(
+STALLED_SECONDS = _gauge_at_scrape(
     "synapse_replication_stalled_seconds",
-    "stream_name",
-    "instance_name",
+    *_WRITER,
     "reason",
     help_text="Seconds for which a writer has been stalled, by reason; a writer that "
     "is not stalled has no value.",
 )
-STUCK_ID_SECONDS = _gauge(
+STUCK_ID_SECONDS = _gauge_at_scrape(
     "synapse_replication_stuck_id_seconds",
-    "stream_name",
-    "instance_name",
+    *_WRITER,
     help_text="Seconds for which an id of a writer has not been finished, which delays "
     "the rows of all writers of the stream; no value if there is no such id.",
 )
-SINK_DAMAGED = _gauge(
+SINK_DAMAGED = _gauge_at_scrape(
     "synapse_replication_sink_damaged",
     help_text="Rows that the sink stored are damaged (1); no value if none are.",
 )
 CATCH_UP_ROWS = _counter(
     "synapse_replication_catch_up_rows",
-    "stream_name",
-    "instance_name",
+    *_WRITER,
     help_text="Rows fetched by catch-ups.",
 )
 CATCH_UP_SECONDS = _histogram(
@@ -252,12 +254,12 @@ BACKLOG_MISSES = _counter(
     help_text="Pages of rows that were requested from a writer and that it did not "
     "return from its backlog.",
 )
-BACKLOG_ROWS = _gauge(
+BACKLOG_ROWS = _gauge_at_scrape(
     "synapse_replication_backlog_rows",
     "stream_name",
     help_text="Rows in this process's backlogs, for readers that missed them.",
 )
-BACKLOG_BYTES = _gauge(
+BACKLOG_BYTES = _gauge_at_scrape(
     "synapse_replication_backlog_bytes",
     "stream_name",
     help_text="Approximate size of this process's backlogs in bytes.",
@@ -270,21 +272,18 @@ GAPS_FOUND = _counter(
 )
 UNANNOUNCED_FOUND = _counter(
     "synapse_replication_unannounced_found",
-    "stream_name",
-    "instance_name",
+    *_WRITER,
     help_text="Number of times that a writer's stored position was ahead of what it "
     "announced; the rows are fetched.",
 )
 UNANNOUNCED_ROWS = _counter(
     "synapse_replication_unannounced_rows",
-    "stream_name",
-    "instance_name",
+    *_WRITER,
     help_text="Committed tokens that their writer did not announce.",
 )
 LATE_ROWS = _counter(
     "synapse_replication_late_rows",
-    "stream_name",
-    "instance_name",
+    *_WRITER,
     help_text="Tokens that were not announced and were delivered after greater ones.",
 )
 EPOCH_CHANGES = _counter(
@@ -321,13 +320,14 @@ FAILURES = _counter(
     "decoding rows or handling a command.",
 )
 
-#: All definitions, in the order of the reference documentation.
 REACTOR_TURNS = _histogram(
     "synapse_replication_reactor_turn_seconds",
+    is_read_at_scrape=True,
     help_text="Duration in seconds of each turn of the reactor, during which nothing "
     "else is handled; absent if the reactor cannot be measured.",
 )
 
+#: All definitions, in the order of the reference documentation.
 METRICS: tuple[MetricDefinition, ...] = tuple(
     value for value in list(globals().values()) if isinstance(value, MetricDefinition)
 )

@@ -58,19 +58,6 @@ _BUFFERS: tuple[tuple[MetricDefinition, str], ...] = (
     (metrics.KERNEL_SEND_BUFFER, "kernel_send_buffer"),
     (metrics.KERNEL_READ_BUFFER, "kernel_read_buffer"),
 )
-_SCRAPED = {definition for definition, _ in _BUFFERS} | {
-    metrics.LAG_POSITIONS,
-    metrics.LAG_SECONDS,
-    metrics.STALLED_SECONDS,
-    metrics.STUCK_ID_SECONDS,
-    metrics.SINK_DAMAGED,
-    metrics.BACKLOG_ROWS,
-    metrics.BACKLOG_BYTES,
-    metrics.COMMAND_QUEUE,
-    metrics.POSITION,
-    metrics.REACTOR_TURNS,
-}
-
 _COUNTED_COMMANDS = {
     "USER_SYNC": metrics.USER_SYNC,
     "FEDERATION_ACK": metrics.FEDERATION_ACK,
@@ -140,7 +127,7 @@ class ReplicationMetrics(Collector):
             definition.name: existing.get(definition.name)
             or _make(definition, registry)
             for definition in METRICS
-            if definition not in _SCRAPED
+            if not definition.is_read_at_scrape
         }
         # Weak references, so that the metrics do not keep a closed server in memory.
         self._scraped: weakref.WeakKeyDictionary[PrometheusObserver, str] = (
@@ -165,7 +152,7 @@ class ReplicationMetrics(Collector):
                 labels=(*definition.labels, SERVER_NAME_LABEL),
             )
             for definition in METRICS
-            if definition in _SCRAPED and definition.kind is MetricKind.GAUGE
+            if definition.is_read_at_scrape and definition.kind is MetricKind.GAUGE
         }
         turns = HistogramMetricFamily(
             metrics.REACTOR_TURNS.name,
@@ -240,7 +227,7 @@ class PrometheusObserver(ReplicationObserver):
         self._metrics = {
             definition: replication_metrics.children(definition, server_name)
             for definition in METRICS
-            if definition not in _SCRAPED
+            if not definition.is_read_at_scrape
         }
         self._inbound = self._metrics[metrics.INBOUND_COMMANDS]
         self._outbound = self._metrics[metrics.OUTBOUND_COMMANDS]
