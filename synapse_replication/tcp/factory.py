@@ -5,14 +5,11 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from twisted.internet.defer import Deferred
-from twisted.internet.interfaces import (
-    IAddress,
-    IConnector,
-    IStreamClientEndpoint,
-)
+from twisted.internet.interfaces import IAddress, IConnector, IStreamClientEndpoint
 from twisted.internet.protocol import ClientFactory, ServerFactory
 from twisted.python.failure import Failure
 from typing_extensions import override
@@ -25,10 +22,7 @@ from synapse_replication.handlers.events import (
     LineRefused,
 )
 from synapse_replication.handlers.extension.extension import ReplicationExtension
-from synapse_replication.handlers.interfaces import (
-    Clock,
-    ConnectionHandler,
-)
+from synapse_replication.handlers.interfaces import Clock, ConnectionHandler
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.handlers.timer import Timer
 from synapse_replication.tcp.protocol import (
@@ -85,11 +79,17 @@ class ReplicationStreamProtocolFactory(ServerFactory):
         self.server_name = server_name
         self._max_connections = max_connections
         self.connections: list[BaseReplicationStreamProtocol] = []
-        self._clock = clock
-        self._handler = handler
         self._observer = observer
-        self._limit = limit
-        self._extension = extension
+        self._make_protocol = partial(
+            ServerReplicationStreamProtocol,
+            server_name,
+            clock,
+            handler,
+            observer,
+            self._closed,
+            limit=limit,
+            extension=extension,
+        )
         self._waiting: list[Deferred[None]] = []
 
     @override
@@ -108,15 +108,7 @@ class ReplicationStreamProtocolFactory(ServerFactory):
                 )
             )
             return None
-        protocol = ServerReplicationStreamProtocol(
-            self.server_name,
-            self._clock,
-            self._handler,
-            self._observer,
-            self._closed,
-            limit=self._limit,
-            extension=self._extension,
-        )
+        protocol = self._make_protocol()
         protocol.factory = self
         self.connections.append(protocol)
         return protocol
@@ -201,12 +193,19 @@ class DirectTcpReplicationClientFactory(ClientFactory):
         self.client_name = client_name
         self.server_name = server_name
         self.connection: BaseReplicationStreamProtocol | None = None
-        self._clock = clock
-        self._handler = handler
         self._observer = observer
+        self._make_protocol = partial(
+            self.protocol,
+            client_name,
+            server_name,
+            clock,
+            handler,
+            observer,
+            self._closed,
+            limit=limit,
+            extension=extension,
+        )
         self._backoff = Backoff(INITIAL_DELAY, MAX_DELAY, GROWTH, jitter)
-        self._limit = limit
-        self._extension = extension
         self._failures = 0
         self._where = ""
         self._start_attempt: Callable[[], object] = _do_nothing
@@ -261,17 +260,7 @@ class DirectTcpReplicationClientFactory(ClientFactory):
 
     @override
     def buildProtocol(self, addr: IAddress | None) -> BaseReplicationStreamProtocol:
-        protocol = self.protocol(
-            self.client_name,
-            self.server_name,
-            self._clock,
-            self._handler,
-            self._observer,
-            self._closed,
-            limit=self._limit,
-            extension=self._extension,
-            label=self._label,
-        )
+        protocol = self._make_protocol(label=self._label)
         protocol.factory = self
         self.connection = protocol
         return protocol
