@@ -22,6 +22,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import Annotated, Any, cast
 
@@ -217,25 +218,20 @@ class HttpCatchUpClient:
         self._observer = observer or ReplicationObserver()
 
     def for_stream(self, stream_name: str) -> UpdateFunction:
-        """Return the update function of one stream.
-
-        The function ignores its ``limit``: the writer chooses the page size.
-        """
-
-        async def fetch(
-            instance_name: str, from_token: int, upto_token: int, limit: int
-        ) -> StreamUpdateResult:
-            return await self.get_updates_since(
-                stream_name, instance_name, from_token, upto_token
-            )
-
-        return fetch
+        """Return the update function of one stream."""
+        return partial(self.get_updates_since, stream_name)
 
     async def get_updates_since(
-        self, stream_name: str, instance_name: str, from_token: int, upto_token: int
+        self,
+        stream_name: str,
+        instance_name: str,
+        from_token: int,
+        upto_token: int,
+        limit: int = 0,
     ) -> StreamUpdateResult:
         """Fetch one page of a writer's rows in ``(from_token, upto_token]``.
 
+        :param limit: ignored: the writer chooses the page size.
         :raises RowsLostError: if the writer does not have the rows any more.
         :raises HttpCatchUpError: if the instance's address is not configured, the
             request fails, or the response is not a page of rows.
@@ -283,10 +279,8 @@ class HttpCatchUpClient:
             request fails. The error's status is 404 if the instance does not serve a
             status, for instance because it is stock.
         """
-        path = ("status",)
-        _, body = await self._send_get(
-            "status", instance_name, path, {}, STATUS_TIMEOUT
-        )
+        what, path = "status", ["status"]
+        _, body = await self._send_get(what, instance_name, path, {}, STATUS_TIMEOUT)
         return body
 
     async def _get(

@@ -313,6 +313,8 @@ class _MasterQuery(ClientFactory):
 class _MasterQueryProtocol(Protocol):
     """The connection of one query."""
 
+    transport: Any
+
     def __init__(self, query: _MasterQuery) -> None:
         self._query = query
         self._reader = new_reader()
@@ -328,11 +330,8 @@ class _MasterQueryProtocol(Protocol):
             arguments = [each.encode() for each in credentials if each is not None]
             data = encode(b"AUTH", *arguments)
         name = options.master.encode()
-        self._write(data + encode(b"SENTINEL", b"get-master-addr-by-name", name))
-
-    def _write(self, data: bytes) -> None:
-        assert self.transport is not None
-        self.transport.write(data)
+        query = encode(b"SENTINEL", b"get-master-addr-by-name", name)
+        self.transport.write(data + query)
 
     def dataReceived(self, data: bytes) -> None:
         self._length += len(data)
@@ -366,7 +365,7 @@ class _MasterQueryProtocol(Protocol):
         else:
             if not self._query.answer.called:
                 self._query.answer.callback(address)
-            self._close()
+            self.transport.loseConnection()
 
     def _fail(self, why: str) -> None:
         password = self._query.options.password
@@ -374,10 +373,6 @@ class _MasterQueryProtocol(Protocol):
             # The error of a server that does not know AUTH quotes the password.
             why = why.replace(password, "***")
         self._query.failed(why)
-        self._close()
-
-    def _close(self) -> None:
-        assert self.transport is not None
         self.transport.loseConnection()
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import txredisapi
@@ -43,12 +44,13 @@ from synapse_replication.wire.rdata import (
 if TYPE_CHECKING:
     from synapse_replication.handlers.extension.extension import ReplicationExtension
     from synapse_replication.handlers.interfaces import ConnectionHandler
-    from synapse_replication.redis.interfaces import ReaderFactory, ReplyReader
+    from synapse_replication.redis.interfaces import ReaderFactory
 
 #: The longest line to publish or to accept, in bytes. Redis itself allows 512 MiB.
 MAX_LINE_LENGTH = 1024 * 1024
 #: The channel suffixes of the commands that have a channel of their own, by command.
 _OWN_CHANNEL = {"USER_IP": "/USER_IP"}
+_new_reader = partial(new_reader, MAX_LINE_LENGTH)
 
 
 class RedisSubscriber(RedisLink, txredisapi.SubscriberProtocol):  # type: ignore[misc]
@@ -308,10 +310,6 @@ class RedisSubscriber(RedisLink, txredisapi.SubscriberProtocol):  # type: ignore
 
 def _is_too_long(message: object) -> bool:
     return type(message) is bytes and len(message) > MAX_LINE_LENGTH
-
-
-def _new_reader() -> ReplyReader:
-    return new_reader(MAX_LINE_LENGTH)
 
 
 class SubscriberFactory(SynapseRedisFactory):

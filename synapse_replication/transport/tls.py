@@ -177,14 +177,8 @@ def _read_own(
     try:
         pair = PrivateCertificate.loadPEM(first.dumpPEM() + b"\n" + key)  # type: ignore[no-untyped-call]
     except (crypto.Error, VerifyError) as error:
-        raise _key_mismatch(certificate_file, private_key_file, error) from error
+        raise ValueError(
+            f"{key_file} does not contain the private key of {certificate_file}: "
+            f"{messages(error)}"
+        ) from error
     return pair, [other.original for other in others]
-
-
-def _key_mismatch(
-    certificate: Path, key: Path | None, error: BaseException
-) -> ValueError:
-    return ValueError(
-        f"{key or certificate} does not contain the private key of {certificate}: "
-        f"{messages(error)}"
-    )
