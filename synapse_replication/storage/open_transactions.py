@@ -23,6 +23,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 from twisted.logger import Logger
 
 from synapse_replication.storage import queries
@@ -121,18 +122,8 @@ def find_session(
     row = txn.fetchone()
     if row is None:
         return None
-    pid, user, application, address, state, age, query, writes, blockers = row
-    return Session(
-        pid,
-        user,
-        application,
-        address,
-        state,
-        age,
-        _first_words(query),
-        writes,
-        tuple(blockers),
-    )
+    session = Session(*row)
+    return replace(session, query=_first_words(session.query))
 
 
 def _first_words(query: str | None) -> str:
