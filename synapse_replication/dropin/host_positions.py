@@ -36,5 +36,5 @@ class HostPositions(WriterPositions):
 
     def _announceable_upto(self, limit: int) -> int:
         while self._own_finished and self._own_finished[0] <= limit:
-            self._local = max(self._local, heappop(self._own_finished))
-        return self._local
+            self.local = max(self.local, heappop(self._own_finished))
+        return self.local

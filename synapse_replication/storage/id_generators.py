@@ -234,7 +234,7 @@ class MultiWriterIdGenerator:
 
         For this instance, the position that may be announced can be behind this token;
         see :meth:`get_announceable_token`. For another instance, the position that it
-        announced can be behind this token; see :meth:`get_writer_position`.
+        announced can be behind this token.
         """
         with self._positions.locked() as positions:
             return self._sign * positions.current_token(instance_name)
@@ -253,18 +253,6 @@ class MultiWriterIdGenerator:
             token, is_beyond = positions.announceable, positions.is_beyond_sequence
         self._sequence_check.start_if_due(is_needed=is_beyond and follows_others)
         return self._sign * token
-
-    def get_writer_position(self, instance_name: str) -> int:
-        """Return the latest known position of a writer.
-
-        For another instance, it is the position that the instance announced last, or
-        its stored position. If neither exists, it is the result of
-        :meth:`get_persisted_upto_position`: for a declared writer, the result when the
-        positions were loaded; for another writer, the current result. For this
-        instance, it is the position up to which this instance's ids are finished.
-        """
-        with self._positions.locked() as positions:
-            return self._sign * positions.writer_position(instance_name)
 
     def get_minimal_local_current_token(self) -> int:
         """Return this instance's greatest finished id that may be announced.

@@ -145,6 +145,13 @@ class WriterPositions:
         ``None`` if there is no sequence to compare with.
     :param plausible_distance: the most by which an announced id may exceed
         ``allocated`` to be accepted without reading the sequence.
+    :ivar persisted_upto: the token at or below which all writers' ids are finished; it
+        never falls.
+    :ivar announced: the token up to which this instance's ids are finished; it never
+        falls.
+    :ivar local: the greatest of this instance's finished ids at or below
+        :attr:`announced`. Right after the start, it equals :attr:`announced` and covers
+        all earlier rows.
     """
 
     def __init__(
@@ -174,13 +181,13 @@ class WriterPositions:
         for id_ in (*known.values(), *finished):
             self._finished.add(id_)
         upto = max(complete_upto, min(known.values(), default=FIRST_POSITION))
-        self._persisted_upto = self._finished.run_from(upto)
+        self.persisted_upto = self._finished.run_from(upto)
         #: The greatest id that is known to be finished, of any writer.
-        self.max_finished = max(self._persisted_upto, *known.values(), *finished, 0)
+        self.max_finished = max(self.persisted_upto, *known.values(), *finished, 0)
         # A writer without a stored position has no unfinished id at or below
         # persisted-up-to.
         self._others = {
-            writer: known.get(writer, self._persisted_upto)
+            writer: known.get(writer, self.persisted_upto)
             for writer in declared
             if writer != instance_name
         }
@@ -188,8 +195,8 @@ class WriterPositions:
         self._others_heap = [(id_, writer) for writer, id_ in self._others.items()]
         heapify(self._others_heap)
         # An instance that has just started has no ids in flight.
-        self._announced = self._local = (
-            self.max_finished if self.is_writer else self._persisted_upto
+        self.announced = self.local = (
+            self.max_finished if self.is_writer else self.persisted_upto
         )
         self._announceable = 0
         self._recompute()
@@ -197,28 +204,18 @@ class WriterPositions:
     # -- state ------------------------------------------------------------------------
 
     @property
-    def persisted_upto(self) -> int:
-        """The token at or below which all writers' ids are finished; it never falls."""
-        return self._persisted_upto
-
-    @property
-    def announced(self) -> int:
-        """The token up to which this instance's ids are finished; it never falls."""
-        return self._announced
-
-    @property
     def announceable(self) -> int:
         """The position that this instance may send; it never falls.
 
         It is :attr:`announced`, unless that id exceeds the sequence's known value.
         """
-        token, allocated = self._announced, self._allocated
+        token, allocated = self.announced, self._allocated
         if allocated is not None and token > allocated:
             # Fall back to an id that is certainly finished, because peers rely on it.
             token = self._finished.last_upto(allocated) or 0
-            if token < self._persisted_upto <= allocated:
-                token = self._persisted_upto
-        self._announceable = max(token, self._announceable, self._local)
+            if token < self.persisted_upto <= allocated:
+                token = self.persisted_upto
+        self._announceable = max(token, self._announceable, self.local)
         return self._announceable
 
     @property
@@ -234,7 +231,7 @@ class WriterPositions:
 
     def get_mark(self) -> tuple[int | None, ...]:
         """Return a mark that changes if an id of this instance becomes announceable."""
-        return (self._announced, self._persisted_upto, self._local, self._allocated)
+        return (self.announced, self.persisted_upto, self.local, self._allocated)
 
     def set_allocated(self, id_: int) -> bool:
         """Record that the sequence has allocated all ids up to ``id_``.
@@ -245,14 +242,6 @@ class WriterPositions:
         if is_greater:
             self._allocated = id_
         return is_greater
-
-    @property
-    def local(self) -> int:
-        """The greatest of this instance's finished ids at or below ``announced``.
-
-        Right after the start, it equals ``announced`` and covers all earlier rows.
-        """
-        return self._local
 
     def lowest_in_flight(self) -> int | None:
         """Return this instance's smallest unfinished id, if there is one."""
@@ -275,7 +264,7 @@ class WriterPositions:
         if limit is not None:
             return limit + 1, self.instance_name
         slowest = self._slowest_other()
-        upto = self._persisted_upto
+        upto = self.persisted_upto
         if not self._declared or slowest is None or self.max_finished <= upto:
             return None
         return upto + 1, self._others_heap[0][1]
@@ -298,8 +287,8 @@ class WriterPositions:
         It is :attr:`announced` for this instance, persisted-up-to for unknown writers.
         """
         if self.is_writer and instance_name == self.instance_name:
-            return self._announced
-        return self._others.get(instance_name, self._persisted_upto)
+            return self.announced
+        return self._others.get(instance_name, self.persisted_upto)
 
     def current_token(self, instance_name: str) -> int:
         """Return the greatest known position up to which a writer's ids are finished.
@@ -307,14 +296,14 @@ class WriterPositions:
         It is the greater of :meth:`writer_position` and :attr:`persisted_upto`.
         """
         position = self.writer_position(instance_name)
-        upto = self._persisted_upto
+        upto = self.persisted_upto
         return position if position > upto else upto
 
     def all_positions(self) -> dict[str, int]:
         """Return the position of each writer; this instance's is :attr:`local`."""
         positions = dict(self._others)
         if self.is_writer:
-            positions[self.instance_name] = self._local
+            positions[self.instance_name] = self.local
         return positions
 
     # -- events -----------------------------------------------------------------------
@@ -337,7 +326,7 @@ class WriterPositions:
         """
         return (
             id_ > self.floor_of(fetch)
-            and id_ > self._persisted_upto
+            and id_ > self.persisted_upto
             and id_ not in self._in_flight
             and id_ not in self._finished
         )
@@ -379,23 +368,23 @@ class WriterPositions:
         if self._declared and instance_name not in self._declared:
             return
         if self.is_writer and instance_name == self.instance_name:
-            if id_ > self._announced:
+            if id_ > self.announced:
                 self._finish_own(id_)
         elif id_ > self._others.get(instance_name, 0):
             if instance_name not in self._others:
                 heappush(self._others_heap, (id_, instance_name))
             self._others[instance_name] = id_
-            if id_ == self._persisted_upto + 1 and not (
+            if id_ == self.persisted_upto + 1 and not (
                 self._finished or self._in_flight_heap or self._fetches
             ):
                 # Fast path: the next id, while no other id is finished or in flight.
-                self._persisted_upto = id_
+                self.persisted_upto = id_
                 if id_ > self.max_finished:
                     self.max_finished = id_
-                if id_ > self._announced:
-                    self._announced = id_
+                if id_ > self.announced:
+                    self.announced = id_
                 return
-        if id_ > self._persisted_upto:
+        if id_ > self.persisted_upto:
             self._finished.add(id_)
         if id_ > self.max_finished:
             self.max_finished = id_
@@ -429,7 +418,7 @@ class WriterPositions:
     def _recompute(self) -> None:
         """Recompute this instance's positions and persisted-up-to."""
         # Comparisons instead of max() and min(), because this runs for every token.
-        upto, announced = self._persisted_upto, self._announced
+        upto, announced = self.persisted_upto, self.announced
         slowest = self._slowest_other()
         limit = None
         if self._in_flight_heap or self._fetches:
@@ -453,10 +442,10 @@ class WriterPositions:
                 run = min(run, self._in_flight_heap[0] - 1)
             if run > upto:
                 upto = run
-        self._persisted_upto = upto
-        self._announced = announced = upto if upto > announced else announced
+        self.persisted_upto = upto
+        self.announced = announced = upto if upto > announced else announced
         # Ids at or below persisted-up-to are never looked up again.
         self._finished.forget_upto(upto)
 
         while self._own_finished and self._own_finished[0] <= announced:
-            self._local = max(self._local, heappop(self._own_finished))
+            self.local = max(self.local, heappop(self._own_finished))
