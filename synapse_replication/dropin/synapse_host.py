@@ -206,19 +206,22 @@ class HostCommands:
         worker = hs.config.worker
         instance_name = hs.get_instance_name()
         self._is_main = instance_name == MAIN_INSTANCE
-        self._writes_presence = instance_name in worker.writers.presence
         self._runs_background_tasks = bool(worker.run_background_tasks)
-        self._queues_federation = self._is_main and not worker.send_federation
         self._handlers: dict[type[commands.Command], Callable[[Any], Any]] = {
-            commands.UserSyncCommand: self._on_user_sync,
-            commands.ClearUserSyncsCommand: self._on_clear_user_sync,
-            commands.FederationAckCommand: self._on_federation_ack,
             commands.UserIpCommand: self._on_user_ip,
             commands.RemoteServerUpCommand: self._on_remote_server_up,
             commands.LockReleasedCommand: self._on_lock_released,
-            commands.NewActiveTaskCommand: self._on_new_active_task,
-            commands.CancelTaskCommand: self._on_cancel_task,
         }
+        if instance_name in worker.writers.presence:
+            self._handlers[commands.UserSyncCommand] = self._on_user_sync
+            self._handlers[commands.ClearUserSyncsCommand] = self._on_clear_user_sync
+        if self._is_main and not worker.send_federation:
+            self._handlers[commands.FederationAckCommand] = self._on_federation_ack
+        if self._runs_background_tasks:
+            self._handlers[commands.NewActiveTaskCommand] = self._on_new_active_task
+            # Elsewhere, an attempt to cancel a task would interfere with the process
+            # that runs it.
+            self._handlers[commands.CancelTaskCommand] = self._on_cancel_task
 
     @property
     def stores_user_ips(self) -> bool:
@@ -229,10 +232,8 @@ class HostCommands:
         """Return the users who sync with this process."""
         now = self._hs.get_clock().time_msec()
         presence = self._hs.get_presence_handler()
-        for (
-            user_id,
-            device_id,
-        ) in presence.get_currently_syncing_users_for_replication():
+        users = presence.get_currently_syncing_users_for_replication()
+        for user_id, device_id in users:
             yield SyncingUser(user_id, device_id, now)
 
     def on_command(self, command: commands.Command) -> Awaitable[None] | None:
@@ -245,8 +246,6 @@ class HostCommands:
         return None if handle is None else _awaitable(handle(command))
 
     def _on_user_sync(self, command: commands.UserSyncCommand) -> Any:
-        if not self._writes_presence:
-            return None
         return self._hs.get_presence_handler().update_external_syncs_row(
             command.instance_id,
             command.user_id,
@@ -256,16 +255,13 @@ class HostCommands:
         )
 
     def _on_clear_user_sync(self, command: commands.ClearUserSyncsCommand) -> Any:
-        if not self._writes_presence:
-            return None
         presence = self._hs.get_presence_handler()
         return presence.update_external_syncs_clear(command.instance_id)
 
     def _on_federation_ack(self, command: commands.FederationAckCommand) -> None:
-        if self._queues_federation:
-            self._hs.get_federation_sender().federation_ack(
-                command.instance_name, command.token
-            )
+        self._hs.get_federation_sender().federation_ack(
+            command.instance_name, command.token
+        )
 
     async def _on_user_ip(self, command: commands.UserIpCommand) -> None:
         """Store the address of a user, if this process runs background tasks.
@@ -293,14 +289,9 @@ class HostCommands:
         )
 
     def _on_new_active_task(self, command: commands.NewActiveTaskCommand) -> None:
-        if self._runs_background_tasks:
-            self._hs.get_task_scheduler().on_new_task(command.data)
+        self._hs.get_task_scheduler().on_new_task(command.data)
 
     def _on_cancel_task(self, command: commands.CancelTaskCommand) -> Any:
-        # If this process runs no tasks, an attempt to cancel one would interfere with
-        # the process that runs it.
-        if not self._runs_background_tasks:
-            return None
         # Older hosts lack this method.
         cancel = getattr(self._hs.get_task_scheduler(), "on_cancel_task", None)
         return None if cancel is None else cancel(command.data)
