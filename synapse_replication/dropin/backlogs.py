@@ -25,7 +25,6 @@ from synapse_replication.dropin.host_code import make_yieldable
 from synapse_replication.dropin.observer import (
     monitoring_of,
     observer_of,
-    watch_backlog,
 )
 from synapse_replication.dropin.settings import own_settings
 from synapse_replication.handlers.epochs import PeerEpochs
@@ -96,7 +95,7 @@ def make_backlog(hs: Any) -> Backlog | None:
         return None
     settings = own_settings()
     backlog = Backlog(BacklogOptions(settings.backlog_rows, settings.backlog_bytes))
-    watch_backlog(hs, backlog)
+    monitoring_of(hs).metrics.watch_backlog(backlog)
     return backlog
 
 

@@ -26,7 +26,6 @@ from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.instrumentation.hooks import ReplicationHooks
 from synapse_replication.instrumentation.metrics import METRICS
 from synapse_replication.instrumentation.prometheus import ReplicationMetrics
-from synapse_replication.streams.backlog import Backlog
 
 #: Modules of the host that define metrics whose names this package also uses.
 _MODULES = (
@@ -61,11 +60,6 @@ def hooks_of(hs: Any) -> ReplicationHooks:
     :param hs: the homeserver, or the ``ModuleApi`` that the host passes to its modules.
     """
     return monitoring_of(getattr(hs, "_hs", hs)).hooks
-
-
-def watch_backlog(hs: Any, backlog: Backlog) -> None:
-    """Add a homeserver's backlog to the metrics; its size is read at each scrape."""
-    monitoring_of(hs).metrics.watch_backlog(backlog)
 
 
 @functools.cache
