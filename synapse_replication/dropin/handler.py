@@ -226,7 +226,7 @@ class DropInCommandHandler(handler.ReplicationCommandHandler):
 
     # -- connections of the host --------------------------------------------------
 
-    def new_connection(self, connection: Any) -> None:
+    def new_connection(self, connection: Any) -> None:  # type: ignore[override]
         """Add a connection of this package, or any object with ``send_command``."""
         if isinstance(connection, RedisSubscriber):
             super().new_connection(connection)
@@ -239,7 +239,7 @@ class DropInCommandHandler(handler.ReplicationCommandHandler):
             super().new_connection(connection)
             return
         foreign = self._foreign[connection] = ForeignConnection(connection)
-        self.add_connection(foreign)
+        super().new_connection(foreign, asks=False)
 
     def _ask_again(self, connection: RedisSubscriber) -> None:
         """Request positions once more if a stock process has not announced its own.

@@ -197,34 +197,26 @@ class ReplicationCommandHandler:
 
     # -- connections -------------------------------------------------------------------
 
-    def new_connection(self, connection: ReplicationConnection) -> None:
+    def new_connection(
+        self, connection: ReplicationConnection, *, asks: bool = True
+    ) -> None:
         """Start to replicate on an established connection.
 
         The end that opened the connection sends REPLICATE. If that is this process, it
         also announces its own positions without a request: over Redis, other instances
         do not notice a new subscriber.
+
+        :param asks: false for a connection of the host that sends REPLICATE itself:
+            send neither REPLICATE nor positions.
         """
-        self._begin(connection)
-        if not connection.relays:
+        link = self.sender.add(connection)
+        for receiver in self.receivers.values():
+            receiver.link_up(link)
+        if asks and not connection.relays:
             self.sender.send_to(connection, commands.ReplicateCommand())
             self.sender.announce_positions(connection)
         self.sender.send_unsent()
         self._send_syncing_users(connection)
-
-    def add_connection(self, connection: ReplicationConnection) -> None:
-        """Start to replicate on a connection of the host.
-
-        Unlike :meth:`new_connection`, send neither REPLICATE nor positions: the host's
-        connection requests positions itself.
-        """
-        self._begin(connection)
-        self.sender.send_unsent()
-        self._send_syncing_users(connection)
-
-    def _begin(self, connection: ReplicationConnection) -> None:
-        link = self.sender.add(connection)
-        for receiver in self.receivers.values():
-            receiver.link_up(link)
 
     def _send_syncing_users(self, connection: ReplicationConnection) -> None:
         if connection.relays:

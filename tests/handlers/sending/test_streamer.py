@@ -361,7 +361,7 @@ class ReplicationStreamerTests(StreamerTestCase):
         """
         waiting = self.block_link()
         other = MemoryConnection()
-        self.handler.add_connection(other)
+        self.handler.new_connection(other, asks=False)
         self.handler.lost_connection(self.connection)
         self.host.reactor.pump([0] * 2)
         self.assertEqual(other.take(), waiting)
