@@ -42,14 +42,19 @@ def config_files(*, required: bool) -> Callable[[_Command], _Command]:
 config_option = config_files(required=True)
 
 
-def examples(*commands: str) -> str:
-    """Return the end of a command's help: commands to copy.
+def command(
+    name: str, *examples: str, group: click.Group | None = None, **settings: Any
+) -> Callable[[Callable[..., Any]], click.Command]:
+    """Return a decorator that makes a command whose help ends with examples.
 
-    :param commands: the commands, without the name of the program.
+    :param examples: commands to copy, without the name of the program.
+    :param group: the group of the command; ``None`` if the group imports the command.
+    :param settings: passed to click.
     """
     # The first line prevents click from joining the lines into a paragraph.
-    lines = ["\b", "Examples:", *(f"  synapse-replication {each}" for each in commands)]
-    return "\n".join(lines)
+    lines = ["\b", "Examples:", *(f"  synapse-replication {each}" for each in examples)]
+    make = click.command if group is None else group.command
+    return make(name, epilog="\n".join(lines), **settings)
 
 
 def load_or_exit(paths: Sequence[str], purpose: Purpose | None) -> ProcessConfig:

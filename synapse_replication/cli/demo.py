@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from synapse_replication.cli.common import examples, fail
+from synapse_replication.cli.common import command, fail
 from synapse_replication.errors import ReplicationError
 
 _GOOD = "No row is missing, duplicated or out of order; all positions agree."
@@ -16,13 +16,7 @@ _BAD = "Rows were lost, duplicated or out of order, or positions differ."
 _INSTALL = "pip install 'synapse_replication[postgres-binary,servers]'"
 
 
-@click.command(
-    "demo",
-    epilog=examples(
-        "demo",
-        "demo --rows 2000 --transport tcp --no-faults",
-    ),
-)
+@command("demo", "demo", "demo --rows 2000 --transport tcp --no-faults")
 @click.option(
     "--rows",
     type=click.IntRange(min=1),

@@ -16,7 +16,7 @@ from typing import Any
 import click
 from msgspec.structs import asdict
 
-from synapse_replication.cli.common import examples
+from synapse_replication.cli.common import command
 from synapse_replication.dropin.launcher import (
     check_version,
     choose,
@@ -34,17 +34,15 @@ def _split(ctx: click.Context, param: click.Parameter, value: str) -> tuple[str,
     return tuple(part.strip() for part in value.split(",") if part.strip())
 
 
-@click.command(
+@command(
     "exec",
+    "exec --list",
+    "exec -m synapse.app.homeserver -c homeserver.yaml",
     context_settings={
         "allow_interspersed_args": False,
         "ignore_unknown_options": True,
         "default_map": asdict(DropInSettings()),
     },
-    epilog=examples(
-        "exec --list",
-        "exec -m synapse.app.homeserver -c homeserver.yaml",
-    ),
 )
 @click.option(
     "--only",

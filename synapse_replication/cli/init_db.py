@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import click
 
-from synapse_replication.cli.common import config_option, examples
+from synapse_replication.cli.common import command, config_option
 from synapse_replication.cli.database import open_database
 from synapse_replication.storage.schema import prepare_database
 from synapse_replication.text import counted
 
 
-@click.command(
-    "init-db",
-    epilog=examples(
-        "init-db -c homeserver.yaml",
-    ),
-)
+@command("init-db", "init-db -c homeserver.yaml")
 @config_option
 def init_db_command(config_paths: tuple[str, ...]) -> None:
     """Create the tables that replication needs, once per database.

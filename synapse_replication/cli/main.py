@@ -25,8 +25,8 @@ from typing_extensions import override
 
 from synapse_replication import __version__
 from synapse_replication.cli.common import (
+    command,
     config_option,
-    examples,
     exit_with_problems,
     fail,
     get_reactor,
@@ -111,12 +111,7 @@ def cli() -> None:
     """Replicate streams of rows between the instances of a homeserver."""
 
 
-@cli.command(
-    "main",
-    epilog=examples(
-        "main -c homeserver.yaml",
-    ),
-)
+@command("main", "main -c homeserver.yaml", group=cli)
 @config_option
 @log_option
 def main_command(config_paths: tuple[str, ...], log_json: bool) -> None:
@@ -126,12 +121,7 @@ def main_command(config_paths: tuple[str, ...], log_json: bool) -> None:
     _run(config_paths, Purpose.MAIN, log_json)
 
 
-@cli.command(
-    "worker",
-    epilog=examples(
-        "worker -c homeserver.yaml -c workers/writer1.yaml",
-    ),
-)
+@command("worker", "worker -c homeserver.yaml -c workers/writer1.yaml", group=cli)
 @config_option
 @log_option
 def worker_command(config_paths: tuple[str, ...], log_json: bool) -> None:
@@ -190,11 +180,8 @@ def _run(paths: Sequence[str], purpose: Purpose, log_json: bool) -> NoReturn:
     sys.exit(run_service(reactor, make))
 
 
-@cli.command(
-    "check-config",
-    epilog=examples(
-        "check-config -c homeserver.yaml -c workers/writer1.yaml",
-    ),
+@command(
+    "check-config", "check-config -c homeserver.yaml -c workers/writer1.yaml", group=cli
 )
 @config_option
 def check_config_command(config_paths: tuple[str, ...]) -> None:
@@ -275,13 +262,12 @@ def describe(config: ProcessConfig) -> list[tuple[str, str]]:
     return facts
 
 
-@cli.command(
+@command(
     "follow",
-    epilog=examples(
-        "follow -c homeserver.yaml --stream events --command RDATA",
-        "follow -c homeserver.yaml --json | jq .command",
-        "follow -c homeserver.yaml --verify",
-    ),
+    "follow -c homeserver.yaml --stream events --command RDATA",
+    "follow -c homeserver.yaml --json | jq .command",
+    "follow -c homeserver.yaml --verify",
+    group=cli,
 )
 @config_option
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object per line.")

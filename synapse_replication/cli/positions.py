@@ -15,7 +15,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from synapse_replication.cli.common import config_option, examples
+from synapse_replication.cli.common import command, config_option
 from synapse_replication.cli.database import open_database
 from synapse_replication.errors import StorageError
 from synapse_replication.storage.consistency import (
@@ -37,12 +37,7 @@ def positions() -> None:
     """Compare sequences, tables and stored positions, and repair disagreements."""
 
 
-@positions.command(
-    "show",
-    epilog=examples(
-        "positions show -c homeserver.yaml",
-    ),
-)
+@command("show", "positions show -c homeserver.yaml", group=positions)
 @config_option
 def show_command(config_paths: tuple[str, ...]) -> None:
     """Print sequences, greatest ids of tables, stored positions, and disagreements."""
@@ -52,12 +47,7 @@ def show_command(config_paths: tuple[str, ...]) -> None:
     _print_problems(report.problems)
 
 
-@positions.command(
-    "check",
-    epilog=examples(
-        "positions check -c homeserver.yaml",
-    ),
-)
+@command("check", "positions check -c homeserver.yaml", group=positions)
 @config_option
 def check_command(config_paths: tuple[str, ...]) -> None:
     """Print disagreements and the SQL to repair them; exit with 1 if there are any."""
@@ -120,13 +110,12 @@ def _advance_sequences(
         click.echo(f"{name}: sequence {sequence} {verb} {max(last, position)}")
 
 
-@positions.command(
+@command(
     "repair",
-    epilog=examples(
-        "positions repair -c homeserver.yaml --dry-run",
-        "positions repair -c homeserver.yaml",
-        "positions repair -c homeserver.yaml --seen events=90000",
-    ),
+    "positions repair -c homeserver.yaml --dry-run",
+    "positions repair -c homeserver.yaml",
+    "positions repair -c homeserver.yaml --seen events=90000",
+    group=positions,
 )
 @config_option
 @click.option(

@@ -20,8 +20,8 @@ from twisted.logger import Logger
 from synapse_replication.app.passive import Follower, make_links
 from synapse_replication.app.service_runner import run_service, start_logging
 from synapse_replication.cli.common import (
+    command,
     config_option,
-    examples,
     get_reactor,
     load_or_exit,
     log_option,
@@ -98,12 +98,7 @@ def make_recorder(
     return recorder
 
 
-@click.command(
-    "record",
-    epilog=examples(
-        "record -c homeserver.yaml --out recordings --gzip",
-    ),
-)
+@command("record", "record -c homeserver.yaml --out recordings --gzip")
 @config_option
 @click.option(
     "--out",

@@ -8,18 +8,13 @@ from pathlib import Path
 
 import click
 
-from synapse_replication.cli.common import examples
+from synapse_replication.cli.common import command
 from synapse_replication.recordings.reader import read_recording
 from synapse_replication.recordings.replay import replay_records
 from synapse_replication.recordings.replay_report import describe
 
 
-@click.command(
-    "replay",
-    epilog=examples(
-        "replay recordings/0001.jsonl.gz",
-    ),
-)
+@command("replay", "replay recordings/0001.jsonl.gz")
 @click.argument(
     "recording",
     metavar="FILE",

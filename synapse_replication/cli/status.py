@@ -30,8 +30,8 @@ from typing_extensions import override
 
 from synapse_replication.app.status_page import PageVerdict, duration, judge
 from synapse_replication.cli.common import (
+    command,
     config_option,
-    examples,
     fail,
     get_reactor,
     load_or_exit,
@@ -268,13 +268,7 @@ def _writers(deployment: DeploymentStatus) -> Table:
     return table
 
 
-@click.command(
-    "status",
-    epilog=examples(
-        "status -c homeserver.yaml",
-        "status -c homeserver.yaml --watch",
-    ),
-)
+@command("status", "status -c homeserver.yaml", "status -c homeserver.yaml --watch")
 @config_option
 @click.option("--watch", is_flag=True, help="Update the display until Ctrl-C.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object per update.")

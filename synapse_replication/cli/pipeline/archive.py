@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import click
 
-from synapse_replication.cli.common import examples
+from synapse_replication.cli.common import command
 from synapse_replication.cli.pipeline.options import (
     archive_option,
     json_option,
@@ -24,12 +24,7 @@ if TYPE_CHECKING:
     from synapse_replication.pipeline.archive.run import ArchiveSettings
 
 
-@click.command(
-    "archive",
-    epilog=examples(
-        "pipeline archive -c homeserver.yaml --archive /srv/archive --once",
-    ),
-)
+@command("archive", "pipeline archive -c homeserver.yaml --archive /srv/archive --once")
 @optional_source_options
 @archive_option
 @click.option(

@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from synapse_replication.cli.common import examples
+from synapse_replication.cli.common import command
 from synapse_replication.cli.pipeline.options import (
     json_option,
     master_option,
@@ -27,12 +27,7 @@ class AuditIncompleteError(click.ClickException):
     exit_code = 2
 
 
-@click.command(
-    "audit",
-    epilog=examples(
-        "pipeline audit -c homeserver.yaml --archive /srv/archive",
-    ),
-)
+@command("audit", "pipeline audit -c homeserver.yaml --archive /srv/archive")
 @source_options
 @recordings_option
 @click.option(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from synapse_replication.cli.common import examples
+from synapse_replication.cli.common import command
 from synapse_replication.cli.pipeline.options import (
     json_option,
     source_options,
@@ -20,12 +20,7 @@ if TYPE_CHECKING:
     from synapse_replication.pipeline.bootstrap.job import Bootstrap
 
 
-@click.command(
-    "bootstrap",
-    epilog=examples(
-        "pipeline bootstrap -c homeserver.yaml",
-    ),
-)
+@command("bootstrap", "pipeline bootstrap -c homeserver.yaml")
 @source_options
 @click.option("--write", is_flag=True, help="Write the positions without confirmation.")
 @json_option

@@ -7,7 +7,7 @@ import sys
 
 import click
 
-from synapse_replication.cli.common import examples
+from synapse_replication.cli.common import command
 from synapse_replication.cli.pipeline.options import (
     archive_option,
     json_option,
@@ -18,11 +18,8 @@ from synapse_replication.cli.pipeline.options import (
 FORMATS = ("parquet", "csv", "jsonl")
 
 
-@click.command(
-    "export",
-    epilog=examples(
-        "pipeline export --archive /srv/archive --out rows --stream receipts",
-    ),
+@command(
+    "export", "pipeline export --archive /srv/archive --out rows --stream receipts"
 )
 @archive_option
 @click.option(

@@ -38,17 +38,17 @@ class _JobGroup(click.Group):
             return super().invoke(ctx)
 
 
-@click.group("pipeline", cls=_JobGroup)
+@click.group(
+    "pipeline",
+    cls=_JobGroup,
+    commands=[
+        archive_command,
+        audit_command,
+        bootstrap_command,
+        report_command,
+        export_command,
+        purge_command,
+    ],
+)
 def pipeline_group() -> None:
     """Archive, audit and report on the streams with Spark."""
-
-
-for _command in (
-    archive_command,
-    audit_command,
-    bootstrap_command,
-    report_command,
-    export_command,
-    purge_command,
-):
-    pipeline_group.add_command(_command)

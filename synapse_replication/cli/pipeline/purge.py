@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from synapse_replication.cli.common import examples
+from synapse_replication.cli.common import command
 from synapse_replication.cli.pipeline.options import archive_option, json_option
 from synapse_replication.text import counted
 
@@ -17,12 +17,7 @@ if TYPE_CHECKING:
     from synapse_replication.pipeline.archive.purges import OldDay
 
 
-@click.command(
-    "purge",
-    epilog=examples(
-        "pipeline purge --archive /srv/archive --before 2026-01-31 --dry-run",
-    ),
-)
+@command("purge", "pipeline purge --archive /srv/archive --before 2026-01-31 --dry-run")
 @archive_option
 @click.option(
     "--before",

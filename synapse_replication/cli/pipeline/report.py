@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from synapse_replication.cli.common import examples
+from synapse_replication.cli.common import command
 from synapse_replication.cli.pipeline.options import (
     master_option,
     optional_source_options,
@@ -13,12 +13,7 @@ from synapse_replication.cli.pipeline.options import (
 from synapse_replication.pipeline.settings import PipelineSettings
 
 
-@click.command(
-    "report",
-    epilog=examples(
-        "pipeline report -c homeserver.yaml --out report",
-    ),
-)
+@command("report", "pipeline report -c homeserver.yaml --out report")
 @optional_source_options
 @click.option(
     "--out",
