@@ -23,7 +23,8 @@ from collections.abc import Callable, Mapping
 from twisted.logger import Logger
 
 from synapse_replication.errors import SupervisorError
-from synapse_replication.handlers.interfaces import Clock, DelayedCall
+from synapse_replication.handlers.interfaces import Clock
+from synapse_replication.handlers.timer import Timer
 from synapse_replication.instrumentation.rate_limit import REPEAT_AFTER, RateLimit
 from synapse_replication.instrumentation.status.assessment import describe_process
 from synapse_replication.instrumentation.status.model import ProcessStatus
@@ -153,7 +154,8 @@ class SystemdNotifier:
         self._reported = ""
         self._note = ""
         self._extended = float("-inf")
-        self._calls: dict[str, DelayedCall] = {}
+        self._checking = Timer(clock)
+        self._feeding = Timer(clock)
 
     def start(self) -> None:
         """Start to report the status, and to feed the watchdog."""
@@ -183,24 +185,19 @@ class SystemdNotifier:
 
     def stopping(self) -> None:
         """Report that the process stops, and stop all further reports."""
-        for call in self._calls.values():
-            if call.active():
-                call.cancel()
-        self._calls.clear()
+        self._checking.stop()
+        self._feeding.stop()
         lifecycle = ["STOPPING=1"] if self._reports_lifecycle else []
         self._send(*lifecycle, "STATUS=stopping")
 
     def _feed(self) -> None:
         if self._feed_every is not None:
-            self._calls["feed"] = self._clock.call_later(self._feed_every, self._feed)
+            self._feeding.start(self._feed_every, self._feed)
             self._send("WATCHDOG=1")
 
     def _check_status(self) -> None:
         # Reschedule first, so that an exception cannot stop the timer.
-        before = self._calls.get("check")
-        if before is not None and before.active():
-            before.cancel()
-        self._calls["check"] = self._clock.call_later(CHECK_EVERY, self._check_status)
+        self._checking.start(CHECK_EVERY, self._check_status)
         status = self._snapshot()
         text = describe_process(status) if self._is_up else "starting"
         if self._note:
