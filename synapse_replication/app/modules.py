@@ -146,25 +146,19 @@ def load_factories(config: ProcessConfig) -> Factories:
     :raises ConfigError: if :func:`load_factory` raises it for any function; the error
         has the problems of all functions.
     """
+    sections = {
+        "row_sink": config.row_sink,
+        "command_sink": config.command_sink,
+        **{f"modules[{index}]": each for index, each in enumerate(config.modules)},
+    }
     problems: list[ConfigProblem] = []
-
-    def load(
-        section: FactorySection | None, option: str
-    ) -> Callable[[Any], Any] | None:
-        if section is None:
-            return None
+    found: list[Any] = []
+    for option, section in sections.items():
         try:
-            return load_factory(section, option, config)
+            found.append(section and load_factory(section, option, config))
         except ConfigError as error:
             problems.extend(error.problems)
-            return None
-
-    row_sink = load(config.row_sink, "row_sink")
-    command_sink = load(config.command_sink, "command_sink")
-    modules = [
-        load(section, f"modules[{index}]")
-        for index, section in enumerate(config.modules)
-    ]
     if problems:
         raise ConfigError(problems)
-    return Factories(row_sink, command_sink, [make for make in modules if make])
+    row_sink, command_sink, *modules = found
+    return Factories(row_sink, command_sink, modules)
