@@ -22,7 +22,7 @@ import yaml
 from pydantic import SecretStr
 from yaml.reader import ReaderError
 
-from synapse_replication.errors import ConfigProblem
+from synapse_replication.errors import ConfigError, ConfigProblem
 
 #: The key of homeserver.yaml for the settings of this package.
 OWN_SECTION = "synapse_replication"
@@ -130,10 +130,11 @@ def read_files(paths: Sequence[str]) -> MergedFiles:
     locations: dict[KeyPath, SourceLocation] = {}
     files = _expand(paths, problems)
     for file in files:
-        found = _read(file, problems)
-        if found is None:
+        try:
+            content, lines = _read(file)
+        except ConfigError as error:
+            problems += error.problems
             continue
-        content, lines = found
         for key, value in content.items():
             mine = {path: line for path, line in lines.items() if path[0] == key}
             old = values.get(key)
@@ -177,56 +178,42 @@ def _expand(paths: Sequence[str], problems: list[ConfigProblem]) -> list[str]:
     return files
 
 
-def _read(
-    file: str, problems: list[ConfigProblem]
-) -> tuple[dict[str, Any], dict[KeyPath, int]] | None:
+def _read(file: str) -> tuple[dict[str, Any], dict[KeyPath, int]]:
     try:
         text = Path(file).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        problems.append(
-            ConfigProblem(
-                file,
-                "(the file)",
-                f"cannot be read: {reason}",
-                "name a YAML file in UTF-8 that this user may read",
-            )
-        )
-        return None
+        hint = "name a YAML file in UTF-8 that this user may read"
+        raise _unusable(file, f"cannot be read: {reason}", hint) from error
     lines: dict[KeyPath, int] = {}
     try:
         loader = yaml.SafeLoader(text)
         node = loader.get_single_node()
-        if node is not None and _expanded_size(node, {}) > _MAX_VALUES:
-            problems.append(
-                ConfigProblem(
-                    file,
-                    "(the file)",
-                    f"it has more than {_MAX_VALUES:,} keys and values, with its "
-                    "aliases (*name) expanded",
-                    "write the values without nested aliases",
-                )
+        if node is None:
+            return {}, {}
+        if _expanded_size(node, {}) > _MAX_VALUES:
+            raise _unusable(
+                file,
+                f"it has more than {_MAX_VALUES:,} keys and values, with its aliases "
+                "(*name) expanded",
+                "write the values without nested aliases",
             )
-            return None
-        content = None if node is None else loader.construct_document(node)
-        if node is not None:
-            _record_lines(node, (), lines)
+        content = loader.construct_document(node)
+        _record_lines(node, (), lines)
     # In addition to YAMLError, PyYAML raises ValueError for a date with a thirteenth
     # month, and RecursionError for deep nesting. _record_lines() raises RecursionError
     # for a list or mapping that contains itself.
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        problems.append(_syntax_problem(file, text, error))
-        return None
+        raise ConfigError([_syntax_problem(file, text, error)]) from None
     if content is None:
         return {}, {}
     if not isinstance(content, dict):
-        problems.append(
-            ConfigProblem(
-                file, "(the file)", "it is not a mapping", "write `key: value` lines", 1
-            )
-        )
-        return None
+        raise _unusable(file, "it is not a mapping", "write `key: value` lines", 1)
     return {str(key): value for key, value in content.items()}, lines
+
+
+def _unusable(file: str, why: str, hint: str, line: int | None = None) -> ConfigError:
+    return ConfigError([ConfigProblem(file, "(the file)", why, hint, line)])
 
 
 def _expanded_size(node: yaml.Node, known: dict[int, int]) -> int:
