@@ -29,6 +29,7 @@ from twisted.internet.task import react
 from twisted.web.server import Site
 
 from synapse_replication.clock import ReactorClock
+from synapse_replication.handlers.host_parts import StreamTable
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.http.client import (
     HttpCatchUpClient,
@@ -45,7 +46,7 @@ from synapse_replication.tcp.factory import (
     DirectTcpReplicationClientFactory,
     ReplicationStreamProtocolFactory,
 )
-from synapse_replication.testing.doubles import SourceStream, StreamSet
+from synapse_replication.testing.doubles import SourceStream
 from synapse_replication.testing.servers import PrivatePostgres, PrivateRedis
 from synapse_replication.wire.commands import PositionCommand
 from tests.support.sentinel import PrivateSentinel
@@ -208,8 +209,9 @@ async def reconnect_http(reactor: Any, stack: contextlib.AsyncExitStack) -> Cycl
     stream = SourceStream("events", _Row, instance_name="writer")
     stream.persist("writer", 1, ["row"])
     observer = ReplicationObserver()
-    directory = StreamSet({"events": stream}, ["events"])
-    resource = ReplicationResource(directory, "writer", "secret", observer)
+    streams = StreamTable()
+    streams.add(stream, is_written_here=True)
+    resource = ReplicationResource(streams, "writer", "secret", observer)
     site: Any = Site(resource.under_root())  # type: ignore[no-untyped-call]
     site.log = lambda request: None
     port = reactor.listenTCP(0, site, interface="127.0.0.1")

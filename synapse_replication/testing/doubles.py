@@ -19,13 +19,12 @@ from typing_extensions import override
 from synapse_replication.clock import BackgroundProcesses, ReactorClock
 from synapse_replication.errors import LineTooLongError
 from synapse_replication.handlers.events import Event, OperationFailed
-from synapse_replication.handlers.host_parts import WriteNotifier
+from synapse_replication.handlers.host_parts import StreamTable, WriteNotifier
 from synapse_replication.handlers.host_values import Identity, SyncingUser
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.streams.rows import RowCodec
 from synapse_replication.streams.stream import (
     JsonValue,
-    Stream,
     StreamDescription,
     StreamUpdateResult,
 )
@@ -260,7 +259,7 @@ class RecordingSink:
     :ivar is_held: whether calls wait for :meth:`release`.
     """
 
-    def __init__(self, streams: Mapping[str, SourceStream]) -> None:
+    def __init__(self, streams: Mapping[str, AdvancingStream]) -> None:
         self._streams = streams
         self.rows: list[tuple[str, str, int, list[Any]]] = []
         self.positions: list[tuple[str, str, int]] = []
@@ -371,22 +370,6 @@ class RecordingCommands:
         return self.answer
 
 
-@attrs.frozen
-class StreamSet:
-    """A stream directory: all streams, and the names of those this process writes."""
-
-    streams: Mapping[str, SourceStream]
-    written: Sequence[str] = ()
-
-    def get_streams(self) -> Mapping[str, Stream]:
-        """Return all streams by name."""
-        return self.streams
-
-    def get_streams_to_replicate(self) -> Sequence[Stream]:
-        """Return the streams that this process writes."""
-        return [self.streams[name] for name in self.written]
-
-
 class EventRecorder(ReplicationObserver):
     """An observer that records events.
 
@@ -436,9 +419,11 @@ class MemoryHost:
         self.clock = ReactorClock(
             self.reactor, lambda: EPOCH_MS / 1000 + self.reactor.seconds()
         )
-        by_name = {stream.description.name: stream for stream in streams}
-        self.streams = StreamSet(by_name, written)
-        self.rows = RecordingSink(by_name)
+        self.streams = StreamTable()
+        for stream in streams:
+            is_written_here = stream.description.name in written
+            self.streams.add(stream, is_written_here=is_written_here)
+        self.rows = RecordingSink(self.streams.get_streams())
         self.commands = RecordingCommands()
         self.notifier = WriteNotifier()
         self.run_as_background_process = BackgroundProcesses(self.observer)
