@@ -99,12 +99,11 @@ class PassiveRedisLink:
             username=options.username,
             clock=reactor,
             observer=observer,
-            name="redis",
             server_name=server_name,
             channels=["USER_IP"],
             command_handler=_NullHandler(),
             # The sender has no connection and is never used.
-            sender=RedisSender(reactor, observer, "redis_out", _publish_nothing),
+            sender=RedisSender(reactor, observer, _publish_nothing),
             reader_factory=lambda: _TappedReader(new_reader(), tap),
         )
 

@@ -17,7 +17,7 @@ from synapse_replication.redis.endpoint import RedisEndpoint
 from synapse_replication.redis.external_cache import ExternalCache
 from synapse_replication.redis.factory import HANDSHAKE_TIMEOUT
 from synapse_replication.redis.options import RedisOptions
-from synapse_replication.redis.sender import RedisSender
+from synapse_replication.redis.sender import NAME, RedisSender
 from synapse_replication.redis.sender_protocol import SenderFactory
 from synapse_replication.redis.subscriber import SubscriberFactory
 from synapse_replication.transport.buffers import read_buffers
@@ -88,14 +88,12 @@ class RedisReplicationLink:
         self.sender = RedisSender(
             reactor,
             observer,
-            "redis_out",
             on_lost,
             on_connected=extension.sending_resumed if extension else None,
         )
-        self._outbound = SenderFactory(**common, name="redis_out", sender=self.sender)
+        self._outbound = SenderFactory(**common, sender=self.sender)
         self._inbound = SubscriberFactory(
             **common,
-            name="redis",
             server_name=server_name,
             channels=channels,
             command_handler=command_handler,
@@ -121,7 +119,7 @@ class RedisReplicationLink:
         lines, size = self.sender.waiting
         for link in self._outbound.links:
             send, *kernel = read_buffers(link.transport)
-            found.append(ConnectionBuffers("redis_out", lines, size + send, *kernel))
+            found.append(ConnectionBuffers(NAME, lines, size + send, *kernel))
         for link in self._inbound.links:
             found.append(ConnectionBuffers("redis", 0, *read_buffers(link.transport)))
         return found

@@ -45,6 +45,8 @@ from synapse_replication.redis.resp import encode_publishes
 if TYPE_CHECKING:
     from synapse_replication.redis.interfaces import PublishConnection
 
+#: The name under which the connection is reported to the observer.
+NAME = "redis_out"
 #: Messages published within this time after a write, in s, are coalesced.
 COALESCE_WINDOW = 0.0005
 
@@ -105,11 +107,9 @@ class RedisSender:
     """Publisher of lines on channels, over the current connection.
 
     :param clock: the reactor.
-    :param name: the name under which the connection is reported to the observer.
     :param on_lost: called on the next connection if publishes may have been lost, with
         their number, after ``on_connected`` and before anything else is published. It
         must publish this instance's positions before it returns.
-    :param max_pending_bytes: see :data:`MAX_PENDING_BYTES`.
     :param on_connected: called on each new connection, before anything else is
         published.
     :ivar receivers: the number of processes that received the last acknowledged
@@ -122,16 +122,12 @@ class RedisSender:
         self,
         clock: IReactorTime,
         observer: ReplicationObserver,
-        name: str,
         on_lost: Callable[[int], None],
-        max_pending_bytes: int = MAX_PENDING_BYTES,
         on_connected: Callable[[], object] | None = None,
     ) -> None:
         self._clock = clock
         self._observer = observer
-        self._name = name
         self._on_lost = on_lost
-        self._max_pending_bytes = max_pending_bytes
         self._on_connected = on_connected
         self._protocol: PublishConnection | None = None
         self._waiting = Coalescer(clock, self.flush)
@@ -210,7 +206,7 @@ class RedisSender:
             )
         waiting = self._waiting
         waiting.add(publish)
-        if waiting.size > self._max_pending_bytes:
+        if waiting.size > MAX_PENDING_BYTES:
             protocol.abort(f"Redis does not read: {waiting.size} bytes are pending")
             self._drop_protocol(protocol.unacknowledged)
         elif not protocol.has_socket or (not is_extension and waiting.is_quiet()):
@@ -238,7 +234,7 @@ class RedisSender:
         if not self._pacing.was_behind:
             self._pacing.observe(self.unacknowledged, self._clock.seconds())
         for command_name, count in counts.items():
-            self._observer.commands_sent(self._name, command_name, count)
+            self._observer.commands_sent(NAME, command_name, count)
 
     def _retain_for_reconnect(self, publish: Publish) -> None:
         """Pass lines to the ledger, and report those that exceed its bound."""

@@ -28,7 +28,7 @@ from synapse_replication.errors import excerpt
 from synapse_replication.redis.factory import RedisProtocol, SynapseRedisFactory
 from synapse_replication.redis.fencing import ConnectionFence, FencingState
 from synapse_replication.redis.resp import encode
-from synapse_replication.redis.sender import RedisSender
+from synapse_replication.redis.sender import NAME, RedisSender
 from synapse_replication.transport.timeouts import Timeout
 from synapse_replication.wire.close_reason import CloseReason
 
@@ -247,6 +247,6 @@ class SenderFactory(SynapseRedisFactory):
     protocol = RedisSenderProtocol
 
     def __init__(self, *args: Any, sender: RedisSender, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+        super().__init__(*args, name=NAME, **kwargs)
         self.sender = sender
         self.fencing = FencingState(self.observer)

@@ -9,7 +9,7 @@ from twisted.internet.interfaces import (
 from zope.interface import directlyProvides, noLongerProvides
 
 from synapse_replication.handlers.events import ConnectionBuffers
-from synapse_replication.redis import factory
+from synapse_replication.redis import factory, sender
 from synapse_replication.redis.ledger import EXTENSION
 from synapse_replication.redis.resp import encode_publishes
 from synapse_replication.redis.sender import COALESCE_WINDOW
@@ -226,7 +226,7 @@ class RedisSenderTests(RedisSenderTestCase):
             self.written, [b"".join(encode_publishes(b"hs", [rdata(1), rdata(2)]))]
         )
         producer.pauseProducing()
-        self.sender._max_pending_bytes = 1000
+        self.patch(sender, "MAX_PENDING_BYTES", 1000)
         self.sender.publish("RDATA", "hs", [b"x" * 1001])
         self.assertTrue(self.memory.transports[0].aborted)
         self.assertEqual(self.sender.lost, 3)

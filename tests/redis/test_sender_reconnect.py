@@ -9,7 +9,7 @@ from twisted.internet.interfaces import (
 )
 from zope.interface import alsoProvides, noLongerProvides
 
-from synapse_replication.redis import ledger
+from synapse_replication.redis import ledger, sender
 from synapse_replication.redis.fencing import MAX_HANG_UPS
 from synapse_replication.redis.ledger import EXTENSION
 from synapse_replication.redis.pacing import (
@@ -268,7 +268,7 @@ class ReconnectTests(RedisSenderTestCase):
         """
         self.memory.establish()
         self.sender.pause()
-        self.sender._max_pending_bytes = 1000
+        self.patch(sender, "MAX_PENDING_BYTES", 1000)
         self.sender.publish("RDATA", "hs", [b"x" * 1001])
         self.assertIn("ready_again", self.memory.events.all)
         self.assertFalse(self.sender.is_behind)
