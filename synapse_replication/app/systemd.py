@@ -25,7 +25,7 @@ from twisted.logger import Logger
 from synapse_replication.errors import SupervisorError
 from synapse_replication.handlers.interfaces import Clock
 from synapse_replication.handlers.timer import Timer
-from synapse_replication.instrumentation.rate_limit import REPEAT_AFTER, RateLimit
+from synapse_replication.instrumentation.rate_limit import RateLimit
 from synapse_replication.instrumentation.status.assessment import describe_process
 from synapse_replication.instrumentation.status.model import ProcessStatus
 
@@ -52,7 +52,7 @@ class NotifySocket:
     ) -> None:
         self._shown = address
         self._address = "\0" + address[1:] if address.startswith("@") else address
-        self._limit = RateLimit(REPEAT_AFTER, monotonic)
+        self._limit = RateLimit(monotonic)
         self._socket = socket.socket(
             socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC
         )

@@ -22,7 +22,7 @@ from twisted.logger import Logger, LogLevel
 
 from synapse_replication import __version__
 from synapse_replication.config.own_section import TracingSection
-from synapse_replication.instrumentation.rate_limit import REPEAT_AFTER, RateLimit
+from synapse_replication.instrumentation.rate_limit import RateLimit
 
 #: The timeout of a request to the collector, in s. In recent versions of the exporter,
 #: it includes the retries; in older versions, it applies to each attempt.
@@ -114,7 +114,7 @@ class _TwistedLogHandler(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
-        self._limit = RateLimit(REPEAT_AFTER, time.monotonic)
+        self._limit = RateLimit(time.monotonic)
 
     def emit(self, record: logging.LogRecord) -> None:
         left_out = self._limit.admit("spans", record.name, record.msg)

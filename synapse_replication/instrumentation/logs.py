@@ -248,7 +248,7 @@ class LoggingObserver(ReplicationObserver):
         self, logger: Logger, monotonic: Callable[[], float] = time.monotonic
     ) -> None:
         self._logger = logger
-        self._limit = RateLimit(REPEAT_AFTER, monotonic)
+        self._limit = RateLimit(monotonic)
         self._monotonic = monotonic
         #: When each connection was first logged.
         self._known_since: RecentDict[str, float] = RecentDict(MAX_KEYS)

@@ -15,17 +15,15 @@ MAX_OF_GROUP = 100
 
 
 class RateLimit:
-    """Limits the rate of similar log lines.
+    """Limits the rate of similar log lines within :data:`REPEAT_AFTER`.
 
     Each kind of line has a limit. Because a peer can create new kinds by inventing
     names, each group of kinds has a limit, too.
 
-    :param repeat_after: the period of the limits, in s.
     :param monotonic: returns a monotonic time in s.
     """
 
-    def __init__(self, repeat_after: float, monotonic: Callable[[], float]) -> None:
-        self._repeat_after = repeat_after
+    def __init__(self, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic
         #: By kind: the start of the current period, and the number of lines in it.
         self._kinds: dict[Hashable, tuple[float, int]] = {}
@@ -54,7 +52,7 @@ class RateLimit:
             return None
         now = self._monotonic()
         since, written, of_group = self._groups.get(group, (now, 0, 0))
-        if now - since >= self._repeat_after:
+        if now - since >= REPEAT_AFTER:
             since, written = now, 0
         if written >= most:
             self._groups[group] = (since, written, of_group + of_kind + 1)
@@ -65,7 +63,7 @@ class RateLimit:
     def _admit_kind(self, kind: Hashable, burst: int) -> int | None:
         now = self._monotonic()
         began, count = self._kinds.get(kind, (None, 0))
-        if began is not None and now - began < self._repeat_after:
+        if began is not None and now - began < REPEAT_AFTER:
             self._kinds[kind] = (began, count + 1)
             return 0 if count < burst else None
         self._kinds.pop(kind, None)

@@ -19,7 +19,7 @@ class RateLimitTests(SynchronousTestCase):
         suppressed lines.
         """
         clock = Clock()
-        limit = RateLimit(60.0, clock.seconds)
+        limit = RateLimit(clock.seconds)
         self.assertEqual(limit.admit("a"), 0)
         self.assertIsNone(limit.admit("a"))
         self.assertIsNone(limit.admit("a"))
@@ -31,7 +31,7 @@ class RateLimitTests(SynchronousTestCase):
 
     def test_kinds_are_bounded(self) -> None:
         """The number of kinds remembered is bounded; the oldest is forgotten."""
-        limit = RateLimit(60.0, Clock().seconds)
+        limit = RateLimit(Clock().seconds)
         for kind in range(MAX_KEYS + 1):
             limit.admit(str(kind), kind)
         self.assertEqual(limit.admit("0", 0), 0)
@@ -42,7 +42,7 @@ class RateLimitTests(SynchronousTestCase):
         A group has a limited number of lines a minute, however many names are made up.
         """
         clock = Clock()
-        limit = RateLimit(60.0, clock.seconds)
+        limit = RateLimit(clock.seconds)
         admitted = [limit.admit("made", f"peer {n}") for n in range(3000)]
         self.assertEqual(admitted.count(0), MAX_OF_GROUP)
         self.assertEqual(limit.admit("lost", "peer 1"), 0)
