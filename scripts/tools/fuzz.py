@@ -31,7 +31,6 @@ with atheris.instrument_imports(include=["synapse_replication"]):
     from synapse_replication.wire.connection import (
         MAX_LINE_LENGTH,
         LineConnection,
-        Role,
     )
     from synapse_replication.wire.extension import (
         ExtensionLine,
@@ -104,7 +103,7 @@ def fuzz(data: bytes) -> None:
     elif kind == _REPLIES:
         read_as_replies(data)
     elif kind in (_SERVER, _CLIENT):
-        read_on_connection(Role.SERVER if kind == _SERVER else Role.CLIENT, data)
+        read_on_connection(data, is_server=kind == _SERVER)
     elif kind == _TOKEN:
         read_as_token(data)
 
@@ -193,12 +192,14 @@ def read_as_replies(data: bytes) -> None:
         pass
 
 
-def read_on_connection(role: Role, data: bytes) -> None:
+def read_on_connection(data: bytes, *, is_server: bool) -> None:
     """Feed data to a connection that uses the extension.
 
     The data determines the size of the pieces in which it arrives.
     """
-    connection = LineConnection(role, "hs.example", 0.0, speaks_extension=True)
+    connection = LineConnection(
+        "hs.example", 0.0, is_server=is_server, speaks_extension=True
+    )
     size = max(data[0] + 1 if data else 1, len(data) // 50)
     sent = 0
     for now, start in enumerate(range(1, len(data), size)):

@@ -17,7 +17,7 @@ declaration. The client declares this first, in a way that stock servers ignore;
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 from twisted.internet.address import IPv4Address, IPv6Address
 from twisted.internet.error import ConnectionDone
@@ -56,11 +56,7 @@ from synapse_replication.wire.commands import (
     ServerCommand,
     encode_command,
 )
-from synapse_replication.wire.connection import (
-    ConnectionState,
-    LineConnection,
-    Role,
-)
+from synapse_replication.wire.connection import ConnectionState, LineConnection
 from synapse_replication.wire.extension import (
     COUNTED_AS,
     LINE_PREFIX,
@@ -98,7 +94,6 @@ class BaseReplicationStreamProtocol(Protocol):
 
     #: A TCP, TLS or Unix transport.
     transport: Any
-    role: ClassVar[Role]
     relays: bool
     is_direct = True
     has_own_channel = False
@@ -132,10 +127,10 @@ class BaseReplicationStreamProtocol(Protocol):
         """Initialise the state of a new connection."""
         self.is_established = False
         self._connection = LineConnection(
-            self.role,
             self.server_name,
             self._clock.seconds(),
             self._limit,
+            is_server=self.relays,
             speaks_extension=self._extension is not None,
         )
         self._is_extension_up = False
@@ -259,14 +254,9 @@ class BaseReplicationStreamProtocol(Protocol):
 
     # -- for metrics ----------------------------------------------------------------
 
-    @property
-    def pending_bytes(self) -> int:
-        """The number of bytes buffered because the transport is paused."""
-        return self._connection.pending_bytes
-
     def buffers(self) -> ConnectionBuffers:
         """Return the fill levels of the connection's buffers."""
-        pending = self._connection.pending_lines
+        pending = self._connection.pending.lines
         return ConnectionBuffers(self.name, pending, *read_buffers(self.transport))
 
     def client_address(self) -> str:
@@ -288,7 +278,7 @@ class BaseReplicationStreamProtocol(Protocol):
             return
         assert self._extension is not None
         self._is_extension_up = True
-        if self.role is Role.SERVER:
+        if self.relays:
             self.send_command(self._ping(PING_MARK))
         self._extension.extension_up(self)
 
@@ -343,7 +333,6 @@ class ServerReplicationStreamProtocol(BaseReplicationStreamProtocol):
     The link is established when the client's NAME arrives.
     """
 
-    role = Role.SERVER
     relays = True
 
     @override
@@ -419,7 +408,6 @@ class ClientReplicationStreamProtocol(BaseReplicationStreamProtocol):
         sends no instance name. By default, ``client_name``.
     """
 
-    role = Role.CLIENT
     relays = False
 
     def __init__(

@@ -634,28 +634,12 @@ class InvalidateCacheCommand(Command, frozen=True):
         return f"{self.cache_func} {self._json(self.keys)}"
 
 
-_CLASSES: tuple[type[Command], ...] = (
-    ServerCommand,
-    NameCommand,
-    ReplicateCommand,
-    PositionCommand,
-    RdataCommand,
-    PingCommand,
-    ErrorCommand,
-    UserSyncCommand,
-    ClearUserSyncsCommand,
-    FederationAckCommand,
-    UserIpCommand,
-    RemoteServerUpCommand,
-    LockReleasedCommand,
-    NewActiveTaskCommand,
-    CancelTaskCommand,
-    RemovePusherCommand,
-    InvalidateCacheCommand,
-)
-
 #: Every command, by name.
-COMMANDS: Final[dict[str, type[Command]]] = {cls.NAME: cls for cls in _CLASSES}
+COMMANDS: Final[dict[str, type[Command]]] = {
+    value.NAME: value
+    for value in list(globals().values())
+    if isinstance(value, type) and issubclass(value, Command) and "NAME" in vars(value)
+}
 
 _FROM_BOTH = frozenset(
     {

@@ -97,13 +97,6 @@ _MAX_ERROR_LENGTH: Final = 1000
 _BEFORE_NAME: Final = frozenset({"NAME", "PING", "ERROR"})
 
 
-class Role(enum.Enum):
-    """An end of a connection."""
-
-    SERVER = "server"
-    CLIENT = "client"
-
-
 class ConnectionState(enum.Enum):
     """State of a connection; see the module's diagram."""
 
@@ -131,12 +124,13 @@ class Received(Struct, frozen=True):
 class LineConnection:
     """One end of a connection. All times (``now``) are those of the host's clock, in s.
 
-    :param role: which end this object is.
     :param server_name: the homeserver's name, which a client expects in SERVER.
     :param now: the current time.
     :param limit: the limit of lines buffered while the transport is paused.
+    :param is_server: whether this object is the server's end.
     :param speaks_extension: whether to speak the extension if the peer does.
     :ivar state: the current state.
+    :ivar pending: the lines waiting to be sent.
     :ivar peer_name: the peer's NAME; ``None`` until it is received.
     :ivar extension_agreed: whether both ends speak the extension.
     :ivar close_reason: why the connection was closed; ``None`` while it is open.
@@ -146,20 +140,18 @@ class LineConnection:
 
     def __init__(
         self,
-        role: Role,
         server_name: str,
         now: float,
         limit: PendingLimit | None = None,
         *,
+        is_server: bool,
         speaks_extension: bool = False,
     ) -> None:
         self._server_name = server_name
         self._speaks_extension = speaks_extension
         self.state = ConnectionState.CONNECTING
-        self._is_server = role is Role.SERVER
-        self._allowed = (
-            VALID_CLIENT_COMMANDS if self._is_server else VALID_SERVER_COMMANDS
-        )
+        self._is_server = is_server
+        self._allowed = VALID_CLIENT_COMMANDS if is_server else VALID_SERVER_COMMANDS
         self.peer_name: str | None = None
         self.extension_agreed = False
         self.close_reason: CloseReason | None = None
@@ -167,24 +159,14 @@ class LineConnection:
         self.close_hangs = False
         # The incomplete last line received so far; None until any data arrives.
         self._line_start: bytes | None = None
-        self._pending = PendingLines(limit or PendingLimit())
+        self.pending = PendingLines(limit or PendingLimit())
         self._writing_paused = False
-        self._times = TimeLimits(is_server=self._is_server, now=now)
+        self._times = TimeLimits(is_server=is_server, now=now)
 
     @property
     def is_open(self) -> bool:
         """Whether lines can still be sent and received."""
         return self.state in (ConnectionState.CONNECTING, ConnectionState.ESTABLISHED)
-
-    @property
-    def pending_lines(self) -> int:
-        """The number of lines waiting to be sent."""
-        return self._pending.lines
-
-    @property
-    def pending_bytes(self) -> int:
-        """The number of bytes waiting to be sent."""
-        return self._pending.bytes
 
     # -- receiving ------------------------------------------------------------------
 
@@ -331,10 +313,10 @@ class LineConnection:
             )
         if not self.is_open:
             return False
-        if self._writing_paused and not self._pending.has_room(len(lines), len(data)):
+        if self._writing_paused and not self.pending.has_room(len(lines), len(data)):
             self._close(CloseReason.CONGESTED, "Failed to keep up", now)
             return False
-        self._pending.add(len(lines), data)
+        self.pending.add(len(lines), data)
         self._times.last_sent = now
         return True
 
@@ -345,7 +327,7 @@ class LineConnection:
         """
         if self._writing_paused and self.is_open:
             return b""
-        return self._pending.take(everything=not self.is_open)
+        return self.pending.take(everything=not self.is_open)
 
     def pause_writing(self) -> None:
         """Start to buffer lines: the transport's buffer is full."""
@@ -404,7 +386,7 @@ class LineConnection:
         :param text: the reason, for display.
         """
         self.state = ConnectionState.CLOSED
-        self._pending.clear()
+        self.pending.clear()
         if self.close_reason is None:
             self.close_reason = CloseReason.CLEAN if clean else CloseReason.LOST
             self.close_text = text
@@ -419,11 +401,11 @@ class LineConnection:
         self.state = ConnectionState.CLOSING
         self.close_reason = reason
         self.close_text = text
-        self._times.close_begins(now)
+        self._times.closing_since = now
         if reason is CloseReason.SHUTDOWN:
             return
-        self._pending.clear()
+        self.pending.clear()
         if reason is not CloseReason.PEER_ERROR:
             line = " ".join(text[:_MAX_ERROR_LENGTH].splitlines())
             data = f"ERROR {line}\n".encode("utf-8", "replace")
-            self._pending.add(1, data)
+            self.pending.add(1, data)

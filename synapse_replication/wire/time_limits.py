@@ -34,23 +34,20 @@ class TimeLimits:
 
     :ivar last_sent: when a line was last sent.
     :ivar last_received: when any data last arrived.
+    :ivar closing_since: when closing the connection began, if it did.
     :ivar peer_pings: whether the peer has ever sent PING.
     """
 
     def __init__(self, *, is_server: bool, now: float) -> None:
         self._is_server = is_server
         self._started = self.last_sent = self.last_received = now
-        self._closing_since = now
+        self.closing_since = now
         self._tick_due = math.inf
         self.peer_pings = False
 
-    def close_begins(self, now: float) -> None:
-        """Record that the connection is being closed."""
-        self._closing_since = now
-
     def close_hangs(self, now: float) -> bool:
         """Return whether closing has taken too long."""
-        return now >= self._closing_since + TIMEOUT
+        return now >= self.closing_since + TIMEOUT
 
     def forgive_late_tick(self, now: float) -> None:
         """If a tick is late by more than 1 s, extend the limits by its delay.
@@ -61,7 +58,7 @@ class TimeLimits:
         if late > _LATE:
             self._started = min(now, self._started + late)
             self.last_received = min(now, self.last_received + late)
-            self._closing_since = min(now, self._closing_since + late)
+            self.closing_since = min(now, self.closing_since + late)
 
     def expired(self, now: float, *, is_connecting: bool) -> str | None:
         """Return which time limit of an open connection has expired.
@@ -90,7 +87,7 @@ class TimeLimits:
         self, now: float, *, is_open: bool, is_connecting: bool, is_paused: bool
     ) -> float:
         """Return the delay until the next tick, in s, and record its due time."""
-        due = self._closing_since + TIMEOUT
+        due = self.closing_since + TIMEOUT
         if is_open:
             due = min(self._silence_ends, self._ping_due(is_paused))
             if is_connecting:

@@ -174,7 +174,7 @@ class CongestionTests(TestCase):
     def most_buffered(self) -> int:
         """Return the bytes buffered for the worst peer, not counting the kernel's."""
         return max(
-            connection.pending_bytes + connection.buffers().send_buffer
+            connection._connection.pending.bytes + connection.buffers().send_buffer
             for connection in self.factory.connections
         )
 

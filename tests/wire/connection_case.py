@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 
 from synapse_replication.wire.connection import (
     LineConnection,
-    Role,
 )
 
 TLS_CLIENT_HELLO = bytes.fromhex("160301020001000001fc0303")
@@ -16,13 +15,13 @@ TLS_ALERT = bytes.fromhex("15030300020246")
 
 
 def server(now: float = 0.0) -> LineConnection:
-    connection = LineConnection(Role.SERVER, "repl.test", now)
+    connection = LineConnection("repl.test", now, is_server=True)
     connection.receive_data(b"NAME peer\n", now)
     return connection
 
 
 def client() -> LineConnection:
-    connection = LineConnection(Role.CLIENT, "repl.test", 0.0)
+    connection = LineConnection("repl.test", 0.0, is_server=False)
     connection.receive_data(b"SERVER repl.test\n", 0.0)
     return connection
 

@@ -6,7 +6,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import UnknownCommandError
 from synapse_replication.wire.commands import RemoteServerUpCommand
-from synapse_replication.wire.connection import LineConnection, Role
+from synapse_replication.wire.connection import LineConnection
 from synapse_replication.wire.extension import ExtensionLine
 from synapse_replication.wire.rdata import RdataGroup
 
@@ -16,7 +16,7 @@ class ExtensionTests(SynchronousTestCase):
 
     def client(self, *, speaks: bool = True) -> LineConnection:
         connection = LineConnection(
-            Role.CLIENT, "repl.test", 0.0, speaks_extension=speaks
+            "repl.test", 0.0, is_server=False, speaks_extension=speaks
         )
         connection.receive_data(b"SERVER repl.test\nPING 1\n", 0.0)
         return connection
@@ -62,7 +62,7 @@ class ExtensionTests(SynchronousTestCase):
     def test_before_name(self) -> None:
         """A server rejects a message before NAME, even after a marked PING."""
         connection = LineConnection(
-            Role.SERVER, "repl.test", 0.0, speaks_extension=True
+            "repl.test", 0.0, is_server=True, speaks_extension=True
         )
         received = connection.receive_data(
             b"PING 1 replication_ext/1\nREPLICATION_EXT {}\n", 0.0

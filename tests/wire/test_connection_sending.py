@@ -15,7 +15,6 @@ from synapse_replication.wire.connection import (
     MAX_LINE_LENGTH,
     ConnectionState,
     LineConnection,
-    Role,
 )
 from synapse_replication.wire.pending_lines import PendingLimit
 from tests.wire.connection_case import (
@@ -34,9 +33,9 @@ class SendTests(SynchronousTestCase):
         connection = server()
         self.assertTrue(connection.send_lines("RDATA", [b"RDATA 1", b"RDATA 2"], 0.0))
         self.assertTrue(connection.send_lines("PING", [b"PING 1"], 0.0))
-        self.assertEqual(connection.pending_lines, 3)
+        self.assertEqual(connection.pending.lines, 3)
         self.assertEqual(drain(connection), b"RDATA 1\nRDATA 2\nPING 1\n")
-        self.assertEqual(connection.pending_lines, 0)
+        self.assertEqual(connection.pending.lines, 0)
 
     def test_pieces(self) -> None:
         """Pending lines are written to the transport in limited pieces."""
@@ -44,7 +43,7 @@ class SendTests(SynchronousTestCase):
         for _ in range(100):
             connection.send_lines("PING", [b"x" * 10_000], 0.0)
         self.assertLess(len(connection.data_to_send()), 80_000)
-        self.assertGreater(connection.pending_lines, 90)
+        self.assertGreater(connection.pending.lines, 90)
 
     def test_too_long(self) -> None:
         """A line that is too long is refused together with all lines of the call."""
@@ -81,12 +80,12 @@ class SendTests(SynchronousTestCase):
         self.assertFalse(connection.send_lines("PING", [b"PING 1"], 1.0))
         self.assertIs(connection.close_reason, CloseReason.CONGESTED)
         self.assertEqual(drain(connection), b"ERROR Failed to keep up\n")
-        self.assertEqual(connection.pending_lines, 0)
+        self.assertEqual(connection.pending.lines, 0)
 
     def test_congestion_in_bytes(self) -> None:
         """The bytes of the waiting lines are limited, too."""
         limit = PendingLimit(bytes=100_000)
-        connection = LineConnection(Role.SERVER, "repl.test", 0.0, limit)
+        connection = LineConnection("repl.test", 0.0, limit, is_server=True)
         line = b"RDATA events w 1 " + b"x" * 9_982
         self.assertTrue(connection.send_lines("RDATA", [line] * 10, 0.0))
         self.assertTrue(connection.send_lines("RDATA", [line] * 10, 0.0))
@@ -94,23 +93,23 @@ class SendTests(SynchronousTestCase):
         connection.pause_writing()
         for _ in range(10):
             self.assertTrue(connection.send_lines("RDATA", [line], 0.0))
-        self.assertEqual(connection.pending_bytes, 100_000)
+        self.assertEqual(connection.pending.bytes, 100_000)
         self.assertFalse(connection.send_lines("RDATA", [line], 1.0))
         self.assertIs(connection.close_reason, CloseReason.CONGESTED)
         self.assertEqual(drain(connection), b"ERROR Failed to keep up\n")
-        self.assertEqual(connection.pending_bytes, 0)
+        self.assertEqual(connection.pending.bytes, 0)
 
     def test_bytes_that_were_sent_do_not_count(self) -> None:
         """Bytes that were written no longer count for the limit."""
         limit = PendingLimit(bytes=1000)
-        connection = LineConnection(Role.SERVER, "repl.test", 0.0, limit)
+        connection = LineConnection("repl.test", 0.0, limit, is_server=True)
         for _ in range(20):
             connection.pause_writing()
             for _ in range(10):
                 self.assertTrue(connection.send_lines("PING", [b"x" * 99], 0.0))
             connection.resume_writing()
             self.assertEqual(len(drain(connection)), 1000)
-            self.assertEqual(connection.pending_bytes, 0)
+            self.assertEqual(connection.pending.bytes, 0)
 
     def test_resume(self) -> None:
         """When the transport resumes, waiting lines are sent in order."""
@@ -241,7 +240,7 @@ class EndTests(SynchronousTestCase):
             self.assertIs(connection.state, ConnectionState.CLOSED)
             self.assertIs(connection.close_reason, reason)
             self.assertEqual(connection.close_text, "gone")
-            self.assertEqual(connection.pending_lines, 0)
+            self.assertEqual(connection.pending.lines, 0)
             self.assertEqual(drain(connection), b"")
 
     def test_first_reason_stays(self) -> None:

@@ -63,7 +63,7 @@ class TimeLimitsTests(SynchronousTestCase):
         time.
         """
         times = TimeLimits(is_server=True, now=0.0)
-        times.close_begins(10.0)
+        times.closing_since = 10.0
         self.assertFalse(times.close_hangs(10.0 + TIMEOUT - 0.1))
         self.assertTrue(times.close_hangs(10.0 + TIMEOUT))
         delay = times.next_tick(
