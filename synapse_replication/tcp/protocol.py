@@ -39,11 +39,7 @@ from synapse_replication.handlers.events import (
     LinkUp,
 )
 from synapse_replication.handlers.extension.extension import ReplicationExtension
-from synapse_replication.handlers.interfaces import (
-    Clock,
-    ConnectionHandler,
-    DelayedCall,
-)
+from synapse_replication.handlers.interfaces import Clock, ConnectionHandler
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.handlers.timer import Timer
 from synapse_replication.transport.buffers import ReadSize, read_buffers
@@ -347,37 +343,26 @@ class ServerReplicationStreamProtocol(BaseReplicationStreamProtocol):
         host = f"[{peer.host}]" if isinstance(peer, IPv6Address) else peer.host
         return f"{host}:{peer.port}"
 
-    _handshake_timer: DelayedCall | None = None
-
     @override
     def connectionMade(self) -> None:
+        self._handshake = Timer(self._clock)
         super().connectionMade()
         if ISSLTransport.providedBy(self.transport):
             # Limit the time for the handshake: the client is not authenticated yet.
-            self._handshake_timer = self._clock.call_later(
-                HANDSHAKE_TIMEOUT, self._handshake_timed_out
-            )
+            self._handshake.start(HANDSHAKE_TIMEOUT, self._handshake_timed_out)
 
     def handshakeCompleted(self) -> None:
         """Stop the timer of the TLS handshake. Called by Twisted."""
-        self._stop_handshake_timer()
+        self._handshake.stop()
 
     @override
     def connectionLost(self, reason: Failure = connectionDone) -> None:
-        if self._stop_handshake_timer() and not isinstance(
-            reason.value, ConnectionDone
-        ):
+        if self._handshake.is_running and not isinstance(reason.value, ConnectionDone):
             self._report_handshake_failure(_explain(reason))
+        self._handshake.stop()
         super().connectionLost(reason)
 
-    def _stop_handshake_timer(self) -> bool:
-        timer, self._handshake_timer = self._handshake_timer, None
-        if timer is not None and timer.active():
-            timer.cancel()
-        return timer is not None
-
     def _handshake_timed_out(self) -> None:
-        self._handshake_timer = None
         self._report_handshake_failure(
             f"no TLS handshake within {HANDSHAKE_TIMEOUT:g} s"
         )
