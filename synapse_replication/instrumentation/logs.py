@@ -74,11 +74,13 @@ class _Line(Struct, frozen=True):
     :ivar text: a format for the fields of :func:`_fields`.
     :ivar per: the fields of which each combination has its own limit; ``None`` for a
         line without a limit.
+    :ivar has_traceback: whether the event's error is logged with its traceback.
     """
 
     level: Any
     text: str
     per: tuple[str, ...] | None = None
+    has_traceback: bool = False
 
 
 _LINES: Final[dict[type, _Line]] = {
@@ -209,6 +211,7 @@ _LINES: Final[dict[type, _Line]] = {
         "Cannot send rows of {stream}: {error}; they are sent later, or fetched by "
         "the readers",
         ("stream", "error"),
+        has_traceback=True,
     ),
     events.CommandsDropped: _Line(
         LogLevel.warn,
@@ -216,7 +219,10 @@ _LINES: Final[dict[type, _Line]] = {
         ("command", "reason"),
     ),
     events.OperationFailed: _Line(
-        LogLevel.critical, "{what} failed: {error}", ("what", "error")
+        LogLevel.critical,
+        "{what} failed: {error}",
+        ("what", "error"),
+        has_traceback=True,
     ),
 }
 
@@ -267,6 +273,10 @@ class LoggingObserver(ReplicationObserver):
         """Write the line of an event, with its fields and ``more``."""
         line = _LINES[type(event)]
         own = _fields(event)
+        if line.has_traceback:
+            error = own["error"]
+            failure = Failure(error)  # type: ignore[no-untyped-call]
+            more = {"error": one_line(error), "log_failure": failure}
         if line.per is None:
             self._logger.emit(line.level, line.text, **{**own, **more})
             return
@@ -396,17 +406,3 @@ class LoggingObserver(ReplicationObserver):
     def _commands_dropped(self, event: events.CommandsDropped) -> None:
         commands = counted(event.count, f"{event.command} command")
         self._log(event, commands=commands, why=_WHY_DROPPED[event.reason])
-
-    @handles(events.SendingFailed)
-    def _sending_failed(self, event: events.SendingFailed) -> None:
-        self._log_failure(event)
-
-    @handles(events.OperationFailed)
-    def _failure(self, event: events.OperationFailed) -> None:
-        self._log_failure(event)
-
-    def _log_failure(
-        self, event: events.SendingFailed | events.OperationFailed
-    ) -> None:
-        failure = Failure(event.error)  # type: ignore[no-untyped-call]
-        self._log(event, error=one_line(event.error), log_failure=failure)
