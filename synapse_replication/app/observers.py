@@ -96,15 +96,13 @@ class ProcessObservers:
         :param written: the streams that this process writes.
         :param generators: returns the id generators by the names of their streams.
         """
-        self.status.watch_readers(handler.readers)
-        self.status.watch_own_positions(
-            lambda: {
-                stream.description.name: handler.sender.last_sent_token(stream)
-                for stream in written
-            }
-        )
+        self.status.readers = handler.readers
+        self.status.own_positions = lambda: {
+            stream.description.name: handler.sender.last_sent_token(stream)
+            for stream in written
+        }
         self._stuck_ids = StuckIdWatch(generators, self._clock)
-        self.status.watch_stuck_ids(self._stuck_ids.stuck)
+        self.status.stuck_ids = self._stuck_ids.stuck
         self._turns.start(reactor)
         self.hooks.start()
         self._sample()

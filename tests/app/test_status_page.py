@@ -204,7 +204,7 @@ class StatusPageTests(PageMixin):
         """A stuck id is reported with its session, and what to do about it."""
         self.all_live()
         stuck = StuckId("events", 7, "<w1>", 99.0, "session 12, idle", "End it.")
-        self.observer.watch_stuck_ids(lambda: [stuck])
+        self.observer.stuck_ids = lambda: [stuck]
         text = self.page()
         self.assertIn("An id is stuck", text)
         self.assertIn("id 7 of events, written by &lt;w1&gt;, is not finished", text)

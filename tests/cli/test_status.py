@@ -104,7 +104,7 @@ class RenderTests(SynchronousTestCase):
     def test_stuck_id(self) -> None:
         """A stuck id is shown with its session and a hint; it is a problem."""
         stuck = StuckId("events", 7, "w1", 150.0, "session 12, idle", "End it.")
-        self.status.watch_stuck_ids(lambda: [stuck])
+        self.status.stuck_ids = lambda: [stuck]
         text = self.draw()
         self.assertIn("me: An id is stuck", text)
         self.assertIn(

@@ -134,7 +134,7 @@ class PrometheusObserverTests(SynchronousTestCase):
         self.assertEqual(with_samples, {metric.name for metric in METRICS})
 
     def report_everything(self) -> None:
-        self.status.watch_stuck_ids(lambda: [StuckId("events", 7, "w1", 11.0)])
+        self.status.stuck_ids = lambda: [StuckId("events", 7, "w1", 11.0)]
         self.status.damage = "journal has 1 damaged line(s)"
         observer: ReplicationObserver = self.observer
         observer.observe(Resynced("events", "w1", Resync.PARTIAL))

@@ -38,7 +38,7 @@ class KnownReaders:
         self._observer = observer or status
         self._links: list[str] = []
         self._readers: dict[tuple[str, str], Reader] = {}
-        status.watch_readers(self._readers.copy)
+        status.readers = self._readers.copy
 
     def of(self, stream_name: str, instance_name: str) -> Reader:
         """Return the reader of a writer; add it if it is new."""

@@ -12,7 +12,7 @@ message's transit time. If a writer sends no heartbeats, a position is assumed t
 been written when it was first announced.
 
 A writer is *stalled* once a problem with its rows has lasted for
-:attr:`StatusLimits.stalled_after`, so that short interruptions are not reported. Memory
+:data:`~.records.STALLED_AFTER` s, so that short interruptions are not reported. Memory
 is bounded: an entry that the configuration does not name expires after a period without
 events, except a link that is up and a writer of which rows are missing. Beyond
 :data:`MAX_NAMES` entries of a kind, a new link replaces the link that has been down the
@@ -42,12 +42,14 @@ from synapse_replication.instrumentation.status.model import (
     WriterStatus,
 )
 from synapse_replication.instrumentation.status.records import (
+    FORGET_AFTER,
+    MAX_HISTORY,
     MAX_NAMES,
     REDIS_LINKS,
+    SILENT_AFTER,
     HearingRecord,
     LinkRecord,
     PeerRecord,
-    StatusLimits,
     StatusRecords,
     WriterRecord,
     store_if_room,
@@ -75,6 +77,12 @@ class StatusObserver(ReplicationObserver):
         link is up.
     :param own_links: the names of further links that this process makes itself.
     :param monotonic: returns a monotonic time in s.
+    :ivar own_positions: returns, for each stream that this process writes, the token up
+        to which its rows were sent or skipped, by the stream's name.
+    :ivar readers: returns the readers of all writers, by (stream, writer). It must be
+        thread-safe.
+    :ivar stuck_ids: returns the stuck ids. Like the other sources, it is called for
+        each snapshot.
     """
 
     def __init__(
@@ -91,7 +99,6 @@ class StatusObserver(ReplicationObserver):
         self._instance_name = instance_name
         self._monotonic = monotonic
         self._needs_link = needs_link
-        self._limits = StatusLimits()
         self._started = now = monotonic()
         self._expected = frozenset(key for key in expected if key[1] != instance_name)
         self._expected_names = frozenset(name for _, name in self._expected)
@@ -108,12 +115,12 @@ class StatusObserver(ReplicationObserver):
         self._buffer_sources: list[
             Callable[[], Iterable[events.ConnectionBuffers]]
         ] = []
-        self._own: Callable[[], Mapping[str, int]] = dict
+        self.own_positions: Callable[[], Mapping[str, int]] = dict
         #: By stream: how many rows of this process were not sent, because they are not
         #: valid, and when the first was skipped.
         self._unsent: dict[str, tuple[int, float]] = {}
-        self._readers: Callable[[], Mapping[tuple[str, str], Reader]] = dict
-        self._stuck_ids: Callable[[], Iterable[StuckId]] = tuple
+        self.readers: Callable[[], Mapping[tuple[str, str], Reader]] = dict
+        self.stuck_ids: Callable[[], Iterable[StuckId]] = tuple
         #: The sink's text about damaged rows; see :class:`RowSink`.
         self.damage = ""
 
@@ -125,28 +132,6 @@ class StatusObserver(ReplicationObserver):
         :param source: returns the buffers of the open connections that it knows.
         """
         self._buffer_sources.append(source)
-
-    def watch_own_positions(self, source: Callable[[], Mapping[str, int]]) -> None:
-        """Set the source of this process's own positions, read for each snapshot.
-
-        :param source: returns, for each stream that this process writes, the token up
-            to which its rows were sent or skipped, by the stream's name.
-        """
-        self._own = source
-
-    def watch_readers(
-        self, source: Callable[[], Mapping[tuple[str, str], Reader]]
-    ) -> None:
-        """Set the source of the readers, read for each snapshot.
-
-        :param source: returns the readers of all writers, by (stream, writer). It must
-            be thread-safe.
-        """
-        self._readers = source
-
-    def watch_stuck_ids(self, source: Callable[[], Iterable[StuckId]]) -> None:
-        """Set the source of the stuck ids, read for each snapshot."""
-        self._stuck_ids = source
 
     def sample(self) -> None:
         """Append each writer's lag to its history, and remove expired entries.
@@ -162,14 +147,14 @@ class StatusObserver(ReplicationObserver):
         self._sampled_at = now
         for writer in self._writers.values():
             writer.history.append(writer.lag())
-            if len(writer.history) > self._limits.history:
+            if len(writer.history) > MAX_HISTORY:
                 del writer.history[0]
         self._remove_expired(now)
 
     def _remove_expired(self, now: float) -> None:
         """Remove entries that have expired and that the configuration does not name."""
-        before = now - self._limits.forget_after
-        readers = self._readers()
+        before = now - FORGET_AFTER
+        readers = self.readers()
         for key, writer in list(self._writers.items()):
             reader = readers.get(key)
             is_missing = reader is not None and reader.work is not None
@@ -475,19 +460,18 @@ class StatusObserver(ReplicationObserver):
         now = self._monotonic()
         if not self._records.hearing.is_up or self._duplicates:
             return False
-        silent_after = self._limits.silent_after
         asked_at = self._records.asked_at() or 0.0
         if any(
             peer.heartbeat.is_leaving
-            or now - peer.seen > max(silent_after, MISSED * peer.heartbeat.every)
+            or now - peer.seen > max(SILENT_AFTER, MISSED * peer.heartbeat.every)
             or (
                 peer.heartbeat.answers and asked_at is not None and peer.seen < asked_at
             )
             for peer in self._peers.values()
         ):
             return False
-        readers = self._readers()
-        return not any(self._stuck_ids()) and all(
+        readers = self.readers()
+        return not any(self.stuck_ids()) and all(
             writer.is_quiet()
             and (reader := readers.get(key)) is not None
             and reader.state is State.LIVE
@@ -515,16 +499,15 @@ class StatusObserver(ReplicationObserver):
     def snapshot(self) -> ProcessStatus:
         """Return the current replication status."""
         now = self._monotonic()
-        report = StatusReport(
-            self._records.copy(), self._readers(), self._expected, self._limits, now
-        )
+        report = StatusReport(self._records.copy(), self.readers(), self._expected, now)
         writers = report.writers()
         for writer in writers:
             record = self._writers.get((writer.stream_name, writer.instance_name))
             if record and writer.condition is Condition.LIVE and not writer.lag:
                 record.was_live = True
         writers += [
-            self._written_here(name, token, now) for name, token in self._own().items()
+            self._written_here(name, token, now)
+            for name, token in self.own_positions().items()
         ]
         writers.sort(key=lambda writer: (writer.stream_name, writer.instance_name))
         buffers = [each for source in self._buffer_sources for each in source()]
@@ -539,6 +522,6 @@ class StatusObserver(ReplicationObserver):
             tuple(report.peers()),
             tuple(report.duplicates()),
             report.cut_off_for(),
-            tuple(self._stuck_ids()),
+            tuple(self.stuck_ids()),
             self.damage,
         )

@@ -16,33 +16,25 @@ MAX_NAMES = 1000
 #: The maximum number of stored undelivered announcements of a writer; beyond this
 #: number, every second one is removed.
 MAX_UNDELIVERED = 256
+#: The age in s of undelivered rows above which a live writer is shown as catching up.
+LATE_AFTER = 2.0
+#: How long a problem must last before the writer is stalled, in s.
+STALLED_AFTER = 10.0
+#: How long a peer must send no heartbeat, although a link is up, before the peer is
+#: considered gone, in s.
+SILENT_AFTER = 15.0
+#: How long after its last detection a duplicate is reported, in s.
+DUPLICATE_FOR = 60.0
+#: The number of samples of the lag that are stored.
+MAX_HISTORY = 60
+#: The time in s without events after which an entry is removed if the configuration
+#: does not name it, for instance a peer that was killed.
+FORGET_AFTER = 600.0
 #: The minimum time between two stored announcements of a writer, in s.
 _ANNOUNCEMENT_INTERVAL = 0.5
 
 _Name = TypeVar("_Name", bound=Hashable)
 _Value = TypeVar("_Value")
-
-
-class StatusLimits(Struct, frozen=True):
-    """The thresholds and limits of the status. All durations are in s.
-
-    :ivar late_after: the age of undelivered rows above which a live writer is shown as
-        catching up.
-    :ivar stalled_after: how long a problem must last before the writer is stalled.
-    :ivar silent_after: how long a peer must send no heartbeat, although a link is up,
-        before the peer is considered gone.
-    :ivar duplicate_for: how long after its last detection a duplicate is reported.
-    :ivar history: the number of samples of the lag that are stored.
-    :ivar forget_after: the time without events after which an entry is removed if the
-        configuration does not name it, for instance a peer that was killed.
-    """
-
-    late_after: float = 2.0
-    stalled_after: float = 10.0
-    silent_after: float = 15.0
-    duplicate_for: float = 60.0
-    history: int = 60
-    forget_after: float = 600.0
 
 
 class WriterRecord(Struct):

@@ -16,8 +16,10 @@ from synapse_replication.instrumentation.status.model import (
     describe_writer,
 )
 from synapse_replication.instrumentation.status.records import (
+    DUPLICATE_FOR,
+    FORGET_AFTER,
+    SILENT_AFTER,
     LinkRecord,
-    StatusLimits,
     StatusRecords,
     WriterRecord,
 )
@@ -62,7 +64,6 @@ class StatusReport:
     :param records: the records of the process.
     :param readers: the readers of the writers that the process follows.
     :param expected: the writers that the configuration names.
-    :param limits: the thresholds and limits of the status.
     :param now: the monotonic time of the status, in s.
     """
 
@@ -71,13 +72,11 @@ class StatusReport:
         records: StatusRecords,
         readers: Mapping[tuple[str, str], Reader],
         expected: frozenset[tuple[str, str]],
-        limits: StatusLimits,
         now: float,
     ) -> None:
         self._records = records
         self._readers = readers
         self._expected = expected
-        self._limits = limits
         self._now = now
         # Computed once: there may be a thousand writers, peers and links.
         self._heard = self._last_signs_of_life()
@@ -109,7 +108,7 @@ class StatusReport:
 
     def _find_silence(self) -> float | None:
         """Return since when nothing has arrived, if several processes should speak."""
-        hearing, silent = self._records.hearing, self._limits.silent_after
+        hearing = self._records.hearing
         if not hearing.is_up:
             return None
         heartbeats = (peer.heartbeat_at for peer in self._peers.values())
@@ -120,8 +119,8 @@ class StatusReport:
             for peer in self._peers.values()
             if not peer.is_leaving
             and not self._is_replaced(peer)
-            and peer.every < silent
-            and not peer.is_silent(hearing.since, last, silent)
+            and peer.every < SILENT_AFTER
+            and not peer.is_silent(hearing.since, last)
         ]
         return last if len(speaking) >= SEVERAL else None
 
@@ -166,7 +165,7 @@ class StatusReport:
         return reader is not None and reader.state in _FETCHES
 
     def _oldest_event(self) -> float:
-        return self._now - self._limits.forget_after
+        return self._now - FORGET_AFTER
 
     def _writer(self, key: tuple[str, str]) -> WriterStatus:
         writer = self._records.writers.get(key) or WriterRecord(self._now, self._now)
@@ -175,7 +174,7 @@ class StatusReport:
         writer = copy.copy(writer)
         facts = self._facts(key, writer, reader)
         written_at = writer.oldest()
-        found = diagnose(facts, self._now, self._limits)
+        found = diagnose(facts, self._now)
         heard_at = self._now if writer.heard_at is None else writer.heard_at
         is_fetching = facts.state in _FETCHES and not facts.deaf_detail
         return WriterStatus(
@@ -240,7 +239,7 @@ class StatusReport:
 
     def _is_silent(self) -> bool:
         since = self._silence_since
-        return since is not None and self._now - since > self._limits.silent_after
+        return since is not None and self._now - since > SILENT_AFTER
 
     # -- peers, duplicates and links --------------------------------------------------
 
@@ -265,7 +264,7 @@ class StatusReport:
                     peer.heartbeat.version,
                     peer.heartbeat.where,
                     self._now - peer.seen,
-                    is_gone(facts, since, until, self._limits.silent_after),
+                    is_gone(facts, since, until),
                 )
 
     def _is_replaced(self, peer: PeerFacts) -> bool:
@@ -275,7 +274,7 @@ class StatusReport:
     def duplicates(self) -> Iterator[DuplicateStatus]:
         """Yield the instance names that two processes have used recently."""
         for name, (places, seen) in sorted(self._records.duplicates.items()):
-            if self._now - seen < self._limits.duplicate_for:
+            if self._now - seen < DUPLICATE_FOR:
                 yield DuplicateStatus(name, places, self._now - seen)
 
     def links(self, buffers: Iterable[ConnectionBuffers]) -> Iterator[LinkStatus]:

@@ -18,7 +18,9 @@ from msgspec import Struct
 from synapse_replication.handlers.epochs import USUAL_EVERY
 from synapse_replication.instrumentation.status.model import Condition, StallReason
 from synapse_replication.instrumentation.status.records import (
-    StatusLimits,
+    LATE_AFTER,
+    SILENT_AFTER,
+    STALLED_AFTER,
     WriterRecord,
 )
 from synapse_replication.streams.reader import State
@@ -49,15 +51,14 @@ class PeerFacts(Struct, frozen=True):
     every: int = 5
     asked_at: float | None = None
 
-    def is_silent(self, since: float, now: float, silent: float) -> bool:
+    def is_silent(self, since: float, now: float) -> bool:
         """Return whether heartbeats have been missed.
 
         :param since: since when they could be heard.
-        :param silent: how long there may be none at least, in s.
         """
         if self.asked_at is not None and self.heartbeat_at < self.asked_at:
-            return now - max(self.asked_at, since) > silent
-        limit = max(silent, MISSED * self.every)
+            return now - max(self.asked_at, since) > SILENT_AFTER
+        limit = max(SILENT_AFTER, MISSED * self.every)
         return now - max(self.heartbeat_at, since) > limit
 
 
@@ -110,15 +111,14 @@ class Diagnosis(Struct, frozen=True):
     detail: str = ""
 
 
-def is_gone(peer: PeerFacts, hearing_since: float, now: float, silent: float) -> bool:
+def is_gone(peer: PeerFacts, hearing_since: float, now: float) -> bool:
     """Return whether a process has left, or its heartbeats have stopped.
 
     :param hearing_since: since when this process can hear it, in s.
-    :param silent: how long it may send no heartbeat, in s.
     """
     if is_replaced(peer, hearing_since):
         return False
-    return peer.is_leaving or peer.is_silent(hearing_since, now, silent)
+    return peer.is_leaving or peer.is_silent(hearing_since, now)
 
 
 def heard_until(now: float, silence_since: float | None) -> float:
@@ -161,43 +161,43 @@ class Rule(Struct, frozen=True):
 
     reason: StallReason
     when: str
-    check: Callable[[WriterFacts, float, StatusLimits], _Found] | None = None
+    check: Callable[[WriterFacts, float], _Found] | None = None
     is_immediate: bool = False
 
 
-def _deaf(facts: WriterFacts, now: float, limits: StatusLimits) -> _Found:
+def _deaf(facts: WriterFacts, now: float) -> _Found:
     if facts.hearing_since is not None:
         return None
     return facts.deaf_since, facts.deaf_detail or "no peer is connected"
 
 
-def _link_down(facts: WriterFacts, now: float, limits: StatusLimits) -> _Found:
+def _link_down(facts: WriterFacts, now: float) -> _Found:
     if facts.state is not State.WAITING or facts.link_down_since is None:
         return None
     return facts.link_down_since, facts.link_detail
 
 
-def _silence(facts: WriterFacts, now: float, limits: StatusLimits) -> _Found:
+def _silence(facts: WriterFacts, now: float) -> _Found:
     since = facts.silence_since
-    if since is None or now - since <= limits.silent_after:
+    if since is None or now - since <= SILENT_AFTER:
         return None
     return since, (
         "nothing arrives from any process, although a link is up: it may be dead"
     )
 
 
-def _gone(facts: WriterFacts, now: float, limits: StatusLimits) -> _Found:
+def _gone(facts: WriterFacts, now: float) -> _Found:
     peer, hearing = facts.peer, facts.hearing_since
     if peer is None or hearing is None or facts.is_removed:
         return None
     until = heard_until(now, facts.silence_since)
-    if not is_gone(peer, hearing, until, limits.silent_after):
+    if not is_gone(peer, hearing, until):
         return None
     how = "announced its exit" if peer.is_leaving else "no longer sends heartbeats"
     return peer.heartbeat_at, f"{facts.instance_name} {how}"
 
 
-def _ahead(facts: WriterFacts, now: float, limits: StatusLimits) -> _Found:
+def _ahead(facts: WriterFacts, now: float) -> _Found:
     if facts.record.behind_us is None:
         return None
     return facts.record.behind_since, (
@@ -206,14 +206,14 @@ def _ahead(facts: WriterFacts, now: float, limits: StatusLimits) -> _Found:
     )
 
 
-def _source_silent(facts: WriterFacts, now: float, limits: StatusLimits) -> _Found:
+def _source_silent(facts: WriterFacts, now: float) -> _Found:
     if facts.state is not State.FETCHING:
         return None
     since = max(facts.record.fetching_since, facts.hearing_since or 0.0)
     return since, "missing rows were requested, and their source has not answered"
 
 
-def _no_progress(facts: WriterFacts, now: float, limits: StatusLimits) -> _Found:
+def _no_progress(facts: WriterFacts, now: float) -> _Found:
     record, hearing = facts.record, facts.hearing_since or 0.0
     if facts.state is State.WAITING:
         announced = record.announced_at
@@ -234,7 +234,7 @@ def _no_progress(facts: WriterFacts, now: float, limits: StatusLimits) -> _Found
     return max(since, record.missing_since), "rows are missing, but none was delivered"
 
 
-def _no_position(facts: WriterFacts, now: float, limits: StatusLimits) -> _Found:
+def _no_position(facts: WriterFacts, now: float) -> _Found:
     since, announced = facts.waiting_since, facts.record.announced_at
     if facts.state is not State.WAITING or facts.is_removed:
         return None
@@ -315,7 +315,7 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-def diagnose(facts: WriterFacts, now: float, limits: StatusLimits) -> Diagnosis:
+def diagnose(facts: WriterFacts, now: float) -> Diagnosis:
     """Return the verdict about a writer.
 
     :param now: the monotonic time, in s.
@@ -325,24 +325,24 @@ def diagnose(facts: WriterFacts, now: float, limits: StatusLimits) -> Diagnosis:
         if rule.check is None:
             found = facts.record.problems.get(rule.reason)
         else:
-            found = rule.check(facts, now, limits)
+            found = rule.check(facts, now)
         if found is None:
             continue
         since, detail = found
-        if rule.is_immediate or now - since >= limits.stalled_after:
+        if rule.is_immediate or now - since >= STALLED_AFTER:
             return Diagnosis(Condition.STALLED, rule.reason, since, detail)
     if is_deaf:
         return Diagnosis(Condition.WAITING)
-    return Diagnosis(_condition(facts, now, limits))
+    return Diagnosis(_condition(facts, now))
 
 
-def _condition(facts: WriterFacts, now: float, limits: StatusLimits) -> Condition:
+def _condition(facts: WriterFacts, now: float) -> Condition:
     if facts.is_removed:
         return Condition.DRAINING
     if facts.state is State.WAITING:
         return Condition.WAITING
     written = facts.record.oldest()
-    is_late = written is not None and now - written >= limits.late_after
+    is_late = written is not None and now - written >= LATE_AFTER
     is_lost = facts.record.lost_since is not None
     if facts.state is not State.LIVE or is_lost or (facts.record.lag() and is_late):
         return Condition.CATCHING_UP

@@ -66,7 +66,7 @@ class DiscardTests(SynchronousTestCase):
             CompositeObserver([self.status, self.recorded]),
             options=HandlerOptions(writers=DeclaredWriters({"events": ["w"]})),
         )
-        self.status.watch_readers(self.handler.readers)
+        self.status.readers = self.handler.readers
         self.links = [self.connect("one")]
         self.stream.persist("w", 5, ["five"])
         self.receive("POSITION events w 5 5")

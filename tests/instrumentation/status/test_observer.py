@@ -79,7 +79,7 @@ class StatusObserverTests(StatusObserverTestCase):
             self.observer.observe(heartbeat_of("late"))
             return {}
 
-        self.observer.watch_own_positions(own_positions)
+        self.observer.own_positions = own_positions
         status = self.observer.snapshot()
         self.assertNotIn("late", [link.name for link in status.links])
         self.assertNotIn("late", [peer.instance_name for peer in status.peers])
@@ -232,7 +232,7 @@ class StatusObserverTests(StatusObserverTestCase):
 
     def test_written_here(self) -> None:
         """A stream written here is listed with its announced position."""
-        self.observer.watch_own_positions(lambda: {"typing": 7})
+        self.observer.own_positions = lambda: {"typing": 7}
         own = self.snapshot().writers[1]
         self.assertEqual(
             own, WriterStatus("typing", "me", Condition.WRITTEN_HERE, 7, 7)

@@ -71,7 +71,7 @@ class StallLogTests(SynchronousTestCase):
     def test_stuck_id(self) -> None:
         """A stuck id is logged each minute, once its session is known."""
         stuck = StuckId("events", 7, "w1", 15.0)
-        self.observer.watch_stuck_ids(lambda: [stuck])
+        self.observer.stuck_ids = lambda: [stuck]
         self.assertEqual(self.lines(10), [])
         stuck = replace(stuck, session="session 12, idle", hint="End it.")
         (line,) = self.lines(60)

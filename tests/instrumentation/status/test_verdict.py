@@ -9,10 +9,7 @@ from msgspec.structs import replace
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.instrumentation.status.model import Condition, StallReason
-from synapse_replication.instrumentation.status.records import (
-    StatusLimits,
-    WriterRecord,
-)
+from synapse_replication.instrumentation.status.records import WriterRecord
 from synapse_replication.instrumentation.status.verdict import (
     RULES,
     Diagnosis,
@@ -36,7 +33,6 @@ LIVE = WriterFacts(
     instance_name="w1", record=HEARD, state=State.LIVE, hearing_since=0.0
 )
 NOW = 1000.0
-LIMITS = StatusLimits()
 
 
 def about(lag: int = 0, written_at: float | None = None, **changes: Any) -> Diagnosis:
@@ -45,7 +41,7 @@ def about(lag: int = 0, written_at: float | None = None, **changes: Any) -> Diag
     record = replace(HEARD, announced=100 + lag, **recorded)
     if written_at is not None:
         record.undelivered = [(100 + lag, written_at)]
-    return diagnose(replace(LIVE, record=record, **changes), NOW, LIMITS)
+    return diagnose(replace(LIVE, record=record, **changes), NOW)
 
 
 class DiagnoseTests(SynchronousTestCase):
@@ -255,7 +251,7 @@ class DiagnoseTests(SynchronousTestCase):
             (900.0, 984.9, True),
             (900.0, 985.1, False),
         ):
-            found = is_gone(PeerFacts(heartbeat_at), hearing_since, NOW, 15.0)
+            found = is_gone(PeerFacts(heartbeat_at), hearing_since, NOW)
             self.assertIs(found, expected)
 
 
