@@ -195,8 +195,6 @@ if TYPE_CHECKING:
     from synapse_replication.storage.id_streams import IdStream as IdStream
     from synapse_replication.storage.postgres_stream import (
         PostgresStream as PostgresStream,
-        standard_stream as standard_stream,
-        table_stream as table_stream,
     )
 
 #: The names here that are no part of the API.
@@ -210,8 +208,6 @@ _NEED_DRIVER = {
     "Replication": "app.service",
     "Transaction": "storage.database",
     "load_id_generator": "storage.id_generators",
-    "standard_stream": "storage.postgres_stream",
-    "table_stream": "storage.postgres_stream",
 }
 
 

@@ -54,11 +54,7 @@ from synapse_replication.storage.id_streams import (
     check_tables,
     read_sequence,
 )
-from synapse_replication.storage.postgres_stream import (
-    WriterIds,
-    standard_stream,
-    table_stream,
-)
+from synapse_replication.storage.postgres_stream import PostgresStream, WriterIds
 from synapse_replication.storage.removed_writer_search import RemovedWriterFinder
 from synapse_replication.storage.row_pages import read_page
 from synapse_replication.storage.row_queries import declared_query
@@ -278,29 +274,19 @@ class StreamSetup:
                     await waiting
 
     async def _make(self, declared: DeclaredStream) -> AdvancingStream:
-        if isinstance(declared, TableStream):
-            ids, finder = await self._make_ids(declared)
-            return table_stream(
-                declared,
-                self._get_database(),
-                ids,
-                instance_name=self._options.instance_name,
-                writers=self._options.writers[declared.name],
-                find_removed_writers=finder.find,
-                plausible_distance=self._options.receiving.plausible_distance,
-            )
         if isinstance(declared, InMemory):
             return self._make_in_memory(
                 declared, max_rows=declared.max_rows, max_bytes=declared.max_bytes
             )
-        if declared.description.held_in_memory:
+        if isinstance(declared, StandardStream) and declared.held_in_memory:
             return self._make_in_memory(declared)
         ids, finder = await self._make_ids(declared)
-        return standard_stream(
+        return PostgresStream(
             declared,
             self._get_database(),
             ids,
             instance_name=self._options.instance_name,
+            writers=self._options.writers[declared.name],
             find_removed_writers=finder.find,
             plausible_distance=self._options.receiving.plausible_distance,
         )

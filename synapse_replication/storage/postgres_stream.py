@@ -85,60 +85,56 @@ class WriterIds(Protocol):
 class PostgresStream:
     """A :class:`~synapse_replication.streams.stream.Stream` in the database.
 
-    :param description: the stream's description.
-    :param queries: the queries that find its rows.
+    :param declared: the declaration of the stream. Only rows of a
+        :class:`~synapse_replication.streams.table.TableStream` can be written; rows of
+        Synapse's own streams are written by other means.
     :param database: runs the queries.
     :param ids: this instance's id generator of the stream.
     :param instance_name: this instance.
-    :param negative: whether ids are negative.
-    :param insert: the statement of :meth:`write`; ``None`` if rows are written by
-        other means.
     :param page_rows: the most rows that each query returns for a page of a catch-up,
         exceeded only so as not to split the rows of one token.
     :param on_write: called after each :meth:`write`, for instance to wake the
         streamer.
-    :param writers: the declared writers; empty if every instance may write.
+    :param writers: replaces the writers that a ``TableStream`` declares.
     :param find_removed_writers: returns the writers that no longer announce their
         rows; ``None`` to omit the search.
-    :param sequence: the sequence of the ids, against which announced positions are
-        checked; ``None`` to omit the check.
     :param plausible_distance: the most by which a position may exceed the sequence.
-    :raises StreamConfigurationError: if ``page_rows`` is below 1.
+    :raises StreamConfigurationError: if ``page_rows`` is below 1, or the stream is held
+        in memory.
     """
 
     def __init__(
         self,
-        description: StreamDescription,
-        queries: Sequence[RowQuery],
+        declared: StandardStream | TableStream,
         database: TransactionRunner,
         ids: WriterIds,
         *,
         instance_name: str,
-        negative: bool = False,
-        insert: InsertStatement | None = None,
         page_rows: int = PAGE_ROWS,
         on_write: Callable[[], object] | None = None,
-        writers: Iterable[str] = (),
+        writers: Iterable[str] | None = None,
         find_removed_writers: FindRemovedWriters | None = None,
-        sequence: str | None = None,
         plausible_distance: int = PLAUSIBLE_DISTANCE,
     ) -> None:
         if page_rows < 1:
             raise StreamConfigurationError(
-                f"stream {description.name}: page_rows is {page_rows}; write 1 or more"
+                f"stream {declared.name}: page_rows is {page_rows}; write 1 or more"
             )
-        self._description = description
-        self._queries = tuple(queries)
+        self._description = declared.description
+        self._queries = _queries_of(declared)
+        self._insert: InsertStatement | None = None
+        self._writers: tuple[str, ...] = ()
+        if isinstance(declared, TableStream):
+            self._insert = declared_insert(declared)
+            self._writers = tuple(declared.writers if writers is None else writers)
         self._database = database
         self._ids = ids
         self._instance_name = instance_name
-        self._sign = -1 if negative else 1
-        self._insert = insert
+        self._sign = -1 if declared.negative else 1
         self._page_rows = page_rows
-        self._writers = tuple(writers)
         self._on_write = on_write
         self._find_removed_writers = find_removed_writers
-        self._sequence = sequence
+        self._sequence = declared.sequence
         self._plausible_distance = plausible_distance
         # The value of the sequence when it was last read; 0 before the first read.
         self._allocated = 0
@@ -348,15 +344,9 @@ class PostgresStream:
         codec = self._description.codec
         for row in rows:
             codec.encode_new(row)
-        try:
-            values = [
-                dict(zip(insert.columns, codec.to_json(row), strict=True))
-                for row in rows
-            ]
-        except ValueError as error:
-            raise LocalProtocolError(
-                f"a row of {name} cannot be written: {error}"
-            ) from None
+        values = [
+            dict(zip(insert.columns, codec.to_json(row), strict=True)) for row in rows
+        ]
         return insert, encode_json(values).decode()
 
     def _insert_rows(
@@ -368,67 +358,11 @@ class PostgresStream:
         )
 
 
-def standard_stream(
-    stream: StandardStream,
-    database: TransactionRunner,
-    ids: WriterIds,
-    *,
-    instance_name: str,
-    page_rows: int = PAGE_ROWS,
-    find_removed_writers: FindRemovedWriters | None = None,
-    plausible_distance: int = PLAUSIBLE_DISTANCE,
-) -> PostgresStream:
-    """Return a stream that reads one of Synapse's streams from Synapse's tables.
-
-    :raises StreamConfigurationError: if the stream is held in memory.
-    """
-    queries = STANDARD_QUERIES.get(stream.name)
-    if queries is None:
+def _queries_of(declared: StandardStream | TableStream) -> tuple[RowQuery, ...]:
+    if isinstance(declared, TableStream):
+        return (declared_query(declared),)
+    if declared.name not in STANDARD_QUERIES:
         raise StreamConfigurationError(
-            f"stream {stream.name} has no tables; use a MemoryStream for it"
+            f"stream {declared.name} has no tables; use a MemoryStream for it"
         )
-    return PostgresStream(
-        stream.description,
-        queries,
-        database,
-        ids,
-        instance_name=instance_name,
-        negative=stream.negative,
-        page_rows=page_rows,
-        find_removed_writers=find_removed_writers,
-        sequence=stream.sequence,
-        plausible_distance=plausible_distance,
-    )
-
-
-def table_stream(
-    declaration: TableStream,
-    database: TransactionRunner,
-    ids: WriterIds,
-    *,
-    instance_name: str,
-    page_rows: int = PAGE_ROWS,
-    on_write: Callable[[], object] | None = None,
-    writers: Iterable[str] | None = None,
-    find_removed_writers: FindRemovedWriters | None = None,
-    plausible_distance: int = PLAUSIBLE_DISTANCE,
-) -> PostgresStream:
-    """Return a stream that reads and writes the rows of a declared stream.
-
-    :param writers: replaces the declared writers.
-    """
-    return PostgresStream(
-        declaration.description,
-        [declared_query(declaration)],
-        database,
-        ids,
-        instance_name=instance_name,
-        negative=declaration.negative,
-        insert=declared_insert(declaration),
-        page_rows=page_rows,
-        writers=declaration.writers if writers is None else writers,
-        find_removed_writers=find_removed_writers,
-        on_write=on_write,
-        sequence=declaration.sequence,
-        plausible_distance=plausible_distance,
-    )
+    return STANDARD_QUERIES[declared.name]

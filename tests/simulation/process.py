@@ -41,10 +41,8 @@ from synapse_replication.storage.id_generators import (
     load_id_generator,
 )
 from synapse_replication.storage.id_streams import IdStream, read_sequence
-from synapse_replication.storage.inserts import declared_insert
 from synapse_replication.storage.postgres_stream import PostgresStream, WriterIds
 from synapse_replication.storage.removed_writer_search import RemovedWriterFinder
-from synapse_replication.storage.row_queries import declared_query
 from synapse_replication.storage.sequences import (
     limit_positions,
     read_stored_positions,
@@ -388,18 +386,20 @@ class Process:
         ids: WriterIds,
         finder: RemovedWriterFinder | None = None,
     ) -> PostgresStream:
-        return PostgresStream(
-            describe(table),
-            [declared_query(table)],
+        stream = PostgresStream(
+            table,
             self.database,
             ids,
             instance_name=self.name,
-            insert=declared_insert(table),
             page_rows=self.cluster.links.page_rows,
-            # A homeserver reads its pages without reading the sequence.
-            sequence=None if self.cluster.shares_tokens else table.sequence,
+            writers=(),
             find_removed_writers=None if finder is None else finder.find,
         )
+        stream._description = describe(table)
+        if self.cluster.shares_tokens:
+            # A homeserver reads its pages without reading the sequence.
+            stream._sequence = None
+        return stream
 
     async def _make_generator(self, ids: IdStream) -> MultiWriterIdGenerator:
         generator = self.generators[ids.stream_name] = await load_id_generator(

@@ -18,8 +18,6 @@ from synapse_replication.storage.id_generators import load_id_generator
 from synapse_replication.storage.id_streams import IdStream
 from synapse_replication.storage.postgres_stream import (
     PostgresStream,
-    standard_stream,
-    table_stream,
 )
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS
 from synapse_replication.testing.servers import shared_postgres
@@ -37,7 +35,7 @@ class StandardStreamTests(SynchronousTestCase):
     def make(self, name: str) -> PostgresStream:
         connection = psycopg2.connect(shared_postgres().dsn())
         self.addCleanup(connection.close)
-        return standard_stream(
+        return PostgresStream(
             STANDARD_STREAMS[name],
             ImmediateDatabase(connection),
             CountingIds(-1 if STANDARD_STREAMS[name].negative else 1),
@@ -91,7 +89,7 @@ class RealIdsTests(TestCase):
             self.reactor,
             ReactorClock(self.reactor),
         )
-        return table_stream(ORDERS, database, ids, instance_name=instance_name)
+        return PostgresStream(ORDERS, database, ids, instance_name=instance_name)
 
     @property
     def reactor(self) -> Any:

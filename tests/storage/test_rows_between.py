@@ -21,8 +21,6 @@ from synapse_replication.errors import CatchUpError, StreamConfigurationError
 from synapse_replication.handlers.data_handler import ReplicationDataHandler
 from synapse_replication.storage.postgres_stream import (
     PostgresStream,
-    standard_stream,
-    table_stream,
 )
 from synapse_replication.streams.between import RowsBetween, TokenStream
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS
@@ -59,7 +57,7 @@ class OrdersTestCase(SynchronousTestCase):
 
     def make(self, declaration: TableStream) -> PostgresStream:
         ids = ReaderIds("orders", "me", {}, 1, None, negative=declaration.negative)
-        return table_stream(declaration, self.database, ids, instance_name="me")
+        return PostgresStream(declaration, self.database, ids, instance_name="me")
 
     def insert(self, *rows: tuple[int, str]) -> None:
         for id_, writer in rows:
@@ -179,7 +177,7 @@ class RowsBetweenTests(OrdersTestCase):
     def test_standard_stream(self) -> None:
         """get_rows_between is rejected for a stream without a declaration."""
         ids = ReaderIds("events", "me", {}, 1, None)
-        events = standard_stream(
+        events = PostgresStream(
             STANDARD_STREAMS["events"], self.database, ids, instance_name="me"
         )
         reading = defer.ensureDeferred(events.get_rows_between(None, None))

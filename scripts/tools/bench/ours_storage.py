@@ -19,7 +19,7 @@ from synapse_replication.storage.id_generators import (
     load_id_generator,
 )
 from synapse_replication.storage.id_streams import IdStream
-from synapse_replication.storage.postgres_stream import standard_stream
+from synapse_replication.storage.postgres_stream import PostgresStream
 from synapse_replication.streams.id_column import IdColumn
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS
 from synapse_replication.testing.doubles import MemoryConnection
@@ -71,7 +71,7 @@ def catch_up(dsn: str, rows: int) -> dict[str, float]:
 
     async def fetch(reactor: Any) -> dict[str, float]:
         database = Database(dsn, reactor, max_connections=10)
-        stream: Any = standard_stream(
+        stream: Any = PostgresStream(
             STANDARD_STREAMS[STREAM],
             database,
             ReaderIds(STREAM, READER, {}, 0, None),
