@@ -5,14 +5,19 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import attrs
+import msgspec
 
 
-@attrs.frozen
-class JournalEntry:
+class JournalEntry(
+    msgspec.Struct,
+    frozen=True,
+    rename={"stream_name": "stream", "instance_name": "writer"},
+):
     """A line of a journal, or of a writer's log: the rows of one token.
 
     A line without rows records only a position.
@@ -36,14 +41,8 @@ def read_entries(path: Path) -> list[JournalEntry]:
         for line in file:
             if not line.endswith(b"\n"):
                 break
-            value = json.loads(line)
-            if "rows" not in value:
-                continue
-            entries.append(
-                JournalEntry(
-                    value["stream"], value["writer"], value["token"], value["rows"]
-                )
-            )
+            with suppress(msgspec.ValidationError):
+                entries.append(msgspec.json.decode(line, type=JournalEntry))
     return entries
 
 

@@ -16,7 +16,9 @@ from twisted.application.service import Service
 from twisted.internet.defer import Deferred, FirstError, gatherResults, maybeDeferred
 from typing_extensions import override
 
+from synapse_replication.demo.check import JournalEntry
 from synapse_replication.demo.script import Write, read_script
+from synapse_replication.streams.rows import encode_json
 
 #: The number of concurrent writes of one process; they may finish in any order.
 CONCURRENCY = 8
@@ -110,13 +112,8 @@ class ScriptWriter(Service):
         stream = self._host.streams.get_streams()[write.stream_name]
         rows = [stream.description.codec.from_json(row) for row in write.rows]
         token = await maybeDeferred(stream.write, rows)
-        entry = {
-            "stream": write.stream_name,
-            "writer": write.instance_name,
-            "token": token,
-            "rows": write.rows,
-        }
-        log.write(json.dumps(entry) + "\n")
+        entry = JournalEntry(write.stream_name, write.instance_name, token, write.rows)
+        log.write(encode_json(entry).decode() + "\n")
 
 
 def make_writer(host: Any, config: Mapping[str, Any]) -> ScriptWriter:

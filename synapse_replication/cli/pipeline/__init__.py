@@ -1,1 +1,54 @@
-"""``synapse-replication pipeline``: one module per command."""
+"""``synapse-replication pipeline``: the jobs of the pipeline.
+
+For many rows, ``archive``, ``audit`` and ``report`` start Spark; the other jobs do not
+use it. The commands import their jobs, and thereby modules of the extra ``spark``, only
+when they run: help and usage errors are fast and work without the extra. Exit status: 0
+for success; 1 if a job failed or an audit found errors in the data; 2 if the command or
+the configuration is invalid, or if an audit could not be completed.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+from typing import Any
+
+import click
+
+from synapse_replication.cli.pipeline.archive import archive_command
+from synapse_replication.cli.pipeline.audit import audit_command
+from synapse_replication.cli.pipeline.bootstrap import bootstrap_command
+from synapse_replication.cli.pipeline.export import export_command
+from synapse_replication.cli.pipeline.options import needs_spark
+from synapse_replication.cli.pipeline.purge import purge_command
+from synapse_replication.cli.pipeline.report import report_command
+from synapse_replication.pipeline.failures import short_failures
+
+
+class _JobGroup(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names in the order in which the commands were added."""
+        return list(self.commands)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        # At its end, Python would search all objects of the large libraries for
+        # cycles, which takes longer than everything else after the last line.
+        atexit.register(gc.freeze)
+        with needs_spark(), short_failures():
+            return super().invoke(ctx)
+
+
+@click.group(
+    "pipeline",
+    cls=_JobGroup,
+    commands=[
+        archive_command,
+        audit_command,
+        bootstrap_command,
+        report_command,
+        export_command,
+        purge_command,
+    ],
+)
+def pipeline_group() -> None:
+    """Archive, audit and report on the streams with Spark."""
