@@ -80,17 +80,15 @@ def server_endpoint(
         the description cannot be used.
     """
     kind, arguments, named = split_description(description)
-    endpoint: IStreamServerEndpoint
     try:
         if kind == "ssl" and "caCertsDir" in named:
-            endpoint = _client_verifying_endpoint(reactor, *arguments, **named)
-        else:
-            if kind == "unix" and "mode" not in named:
-                description += ":mode=600"
-            endpoint = serverFromString(reactor, description)  # type: ignore[no-untyped-call]
+            return _client_verifying_endpoint(reactor, *arguments, **named)
+        if kind == "unix" and "mode" not in named:
+            description += ":mode=600"
+        endpoint: Any = serverFromString(reactor, description)  # type: ignore[no-untyped-call]
+        return cast(IStreamServerEndpoint, endpoint)
     except _PARSE_ERRORS as error:
         raise _bad_description("tcp_listen", description, options, error) from error
-    return endpoint
 
 
 def _client_verifying_endpoint(
