@@ -8,7 +8,7 @@ a callback before it is parsed, in the order of arrival.
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, NoReturn, TextIO
 
 from twisted.application.service import Service
@@ -168,20 +168,17 @@ class Follower(Service):
     """A service that runs passive links until it is stopped.
 
     :param start: starts the links.
-    :param stop: stops the links; its result is awaited.
-    :param at_end: called after the links are stopped.
+    :param stop: stops the links, then finishes the output.
     :ivar started: fails when :meth:`fail` is called. Otherwise it never fires.
     """
 
     def __init__(
         self,
         start: Callable[[], object],
-        stop: Callable[[], Any],
-        at_end: Callable[[], object],
+        stop: Callable[[], Coroutine[Any, Any, None]],
     ) -> None:
         self._start = start
         self._stop = stop
-        self._at_end = at_end
         self.started: Deferred[None] = Deferred()
 
     def fail(self, error: ReplicationError) -> None:
@@ -196,12 +193,7 @@ class Follower(Service):
     @override
     def stopService(self) -> Deferred[None]:
         super().stopService()  # type: ignore[no-untyped-call]
-
-        async def stop() -> None:
-            await self._stop()
-            self._at_end()
-
-        return Deferred.fromCoroutine(stop())
+        return Deferred.fromCoroutine(self._stop())
 
 
 class Output:

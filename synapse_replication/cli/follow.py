@@ -7,6 +7,7 @@ masked before the lines are filtered or printed.
 
 from __future__ import annotations
 
+import functools
 import sys
 import time
 from collections.abc import Callable
@@ -110,29 +111,23 @@ def parse_line(time: float, channel: str, line: bytes) -> ReceivedLine:
 LinePrinter: TypeAlias = Callable[[ReceivedLine], None]
 
 
-class JsonPrinter:
-    """Prints one JSON object per line.
+def print_as_json(out: TextIO, received: ReceivedLine) -> None:
+    """Print a line as a JSON object.
 
     The object has the keys of a recording (``t``, ``channel``, ``line``), the name of
     the ``command``, and the command's fields or an ``error``.
     """
-
-    def __init__(self, out: TextIO) -> None:
-        self._out = out
-
-    def __call__(self, received: ReceivedLine) -> None:
-        """Print a line as JSON."""
-        entry: dict[str, Any] = {
-            "t": received.time,
-            "channel": received.channel,
-            "line": received.line,
-            "command": received.name,
-        }
-        if received.command is not None:
-            entry |= asdict(received.command)
-        else:
-            entry["error"] = received.error
-        self._out.write(encode_json(entry).decode() + "\n")
+    entry: dict[str, Any] = {
+        "t": received.time,
+        "channel": received.channel,
+        "line": received.line,
+        "command": received.name,
+    }
+    if received.command is not None:
+        entry |= asdict(received.command)
+    else:
+        entry["error"] = received.error
+    out.write(encode_json(entry).decode() + "\n")
 
 
 class TextPrinter:
@@ -174,7 +169,7 @@ def _append_origin(text: Text, stream: str, writer: str) -> None:
 
 def make_printer(out: TextIO, as_json: bool) -> LinePrinter:
     """Return a printer for JSON or text."""
-    return JsonPrinter(out) if as_json else TextPrinter(out)
+    return functools.partial(print_as_json, out) if as_json else TextPrinter(out)
 
 
 class Follow:
@@ -234,12 +229,13 @@ def make_follower(
     follow = Follow(make_printer(output, as_json), filters, time.monotonic)
     observer = LoggingObserver(Logger())
 
-    def at_end() -> None:
+    async def stop() -> None:
+        await stop_links()
         if with_positions:
             for stream, writer, token in follow.positions():
                 sys.stderr.write(f"{stream} {writer} {token}\n")
         output.finish()
 
-    start, stop = make_links(config, reactor, "follow", follow.receive, observer)
-    follower = Follower(start, stop, at_end)
+    start, stop_links = make_links(config, reactor, "follow", follow.receive, observer)
+    follower = Follower(start, stop)
     return follower

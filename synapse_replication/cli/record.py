@@ -89,12 +89,10 @@ def make_recorder(
     async def stop() -> None:
         ticking.stop()
         await stop_links()
-
-    def at_end() -> None:
         if not failed:
             files.close()
 
-    recorder = Follower(start, stop, at_end)
+    recorder = Follower(start, stop)
     return recorder
 
 

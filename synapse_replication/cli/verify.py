@@ -188,8 +188,6 @@ def make_meter(
             await maybeDeferred(port.stopListening)
         await stop_links()
         await database.close()
-
-    def at_end() -> None:
         summary = summarise(meter)
         if as_json:
             output.write(encode_json({"summary": summary}).decode() + "\n")
@@ -197,5 +195,5 @@ def make_meter(
         else:
             print_summary(summary, sys.stderr)
 
-    follower = Follower(start, stop, at_end)
+    follower = Follower(start, stop)
     return follower

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.cli.follow import JsonPrinter, parse_line
+from synapse_replication.cli.follow import parse_line, print_as_json
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.schemas import WIRE_SCHEMA
 from synapse_replication.pipeline.wire_lines import scan_recordings
@@ -110,7 +110,7 @@ class ReadRecordingsTests(SynchronousTestCase):
     def test_nothing_of_user_ip_is_read(self) -> None:
         """Only the name of USER_IP is read, whatever form its line has."""
         printed = io.StringIO()
-        JsonPrinter(printed)(parse_line(1.0, "hs.test", USER_IP.encode()))
+        print_as_json(printed, parse_line(1.0, "hs.test", USER_IP.encode()))
         path = self.write(
             "a.jsonl",
             entry(USER_IP),
