@@ -17,7 +17,6 @@ import os
 import resource
 import sys
 from collections.abc import Callable, Sequence
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NoReturn
 
 import click
@@ -42,19 +41,17 @@ if TYPE_CHECKING:
 #: The smallest limit of open files of a process. One of seven processes opens 20 to 31.
 MIN_FILES: Final = 32
 
-#: The commands that are imported when they are looked up: the module in
-#: ``synapse_replication.cli`` and the command's name there.
-_LAZY: Final = MappingProxyType(
-    {
-        "demo": ("demo", "demo_command"),
-        "exec": ("exec", "exec_command"),
-        "init-db": ("init_db", "init_db_command"),
-        "pipeline": ("pipeline.group", "pipeline_group"),
-        "positions": ("positions", "positions"),
-        "record": ("record", "record_command"),
-        "replay": ("replay", "replay_command"),
-        "status": ("status", "status_command"),
-    }
+#: The commands that are imported when they are looked up, each from the module of
+#: ``synapse_replication.cli`` that has its name.
+_LAZY: Final = (
+    "demo",
+    "exec",
+    "init-db",
+    "pipeline",
+    "positions",
+    "record",
+    "replay",
+    "status",
 )
 
 
@@ -74,14 +71,14 @@ class _LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _LAZY:
             return super().get_command(ctx, cmd_name)
-        module, name = _LAZY[cmd_name]
+        module = cmd_name.replace("-", "_")
         try:
             found = importlib.import_module(f"synapse_replication.cli.{module}")
         except ModuleNotFoundError as error:
             if error.name != "psycopg2":
                 raise
             return _make_unavailable(cmd_name)
-        command: click.Command = getattr(found, name)
+        command: click.Command = getattr(found, f"{module}_command")
         return command
 
 

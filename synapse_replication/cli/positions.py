@@ -33,11 +33,11 @@ EXIT_DISAGREES = 1
 
 
 @click.group("positions")
-def positions() -> None:
+def positions_command() -> None:
     """Compare sequences, tables and stored positions, and repair disagreements."""
 
 
-@command("show", "positions show -c homeserver.yaml", group=positions)
+@command("show", "positions show -c homeserver.yaml", group=positions_command)
 @config_option
 def show_command(config_paths: tuple[str, ...]) -> None:
     """Print sequences, greatest ids of tables, stored positions, and disagreements."""
@@ -47,7 +47,7 @@ def show_command(config_paths: tuple[str, ...]) -> None:
     _print_problems(report.problems)
 
 
-@command("check", "positions check -c homeserver.yaml", group=positions)
+@command("check", "positions check -c homeserver.yaml", group=positions_command)
 @config_option
 def check_command(config_paths: tuple[str, ...]) -> None:
     """Print disagreements and the SQL to repair them; exit with 1 if there are any."""
@@ -115,7 +115,7 @@ def _advance_sequences(
     "positions repair -c homeserver.yaml --dry-run",
     "positions repair -c homeserver.yaml",
     "positions repair -c homeserver.yaml --seen events=90000",
-    group=positions,
+    group=positions_command,
 )
 @config_option
 @click.option(

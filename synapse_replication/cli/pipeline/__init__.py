@@ -50,5 +50,5 @@ class _JobGroup(click.Group):
         purge_command,
     ],
 )
-def pipeline_group() -> None:
+def pipeline_command() -> None:
     """Archive, audit and report on the streams with Spark."""

@@ -1,4 +1,4 @@
-"""Tests for :mod:`synapse_replication.cli.pipeline.group`."""
+"""Tests for :mod:`synapse_replication.cli.pipeline`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
+from synapse_replication.cli.pipeline import pipeline_command
 from synapse_replication.cli.pipeline.export import FORMATS
-from synapse_replication.cli.pipeline.group import pipeline_group
 from synapse_replication.pipeline.archive import export_job
 
 #: Code that hides Spark, as if the extra were not installed.
@@ -64,7 +64,7 @@ class HelpTests(SynchronousTestCase):
     LINES = (
         ("--help",),
         ("pipeline", "--help"),
-        *(("pipeline", name, "--help") for name in pipeline_group.commands),
+        *(("pipeline", name, "--help") for name in pipeline_command.commands),
     )
 
     def check(self, results: Sequence[tuple[int, str, str]]) -> None:
@@ -72,7 +72,7 @@ class HelpTests(SynchronousTestCase):
             self.assertEqual(status, 0, (line, output))
             words = " ".join(line[:-1])
             self.assertIn(f"Usage: synapse-replication {words}".rstrip(), output)
-        for name in pipeline_group.commands:
+        for name in pipeline_command.commands:
             self.assertRegex(results[1][1], rf"(?m)^  {name} ")
 
     def test_without_spark(self) -> None:
@@ -102,7 +102,7 @@ class WithoutSparkTests(SynchronousTestCase):
             "report": (dsn, "--out", folder),
         }
         # The bootstrap needs only the driver of the database.
-        self.assertEqual({*jobs, "bootstrap"}, set(pipeline_group.commands))
+        self.assertEqual({*jobs, "bootstrap"}, set(pipeline_command.commands))
         lines = [("pipeline", name, *arguments) for name, arguments in jobs.items()]
         results, _ = run_lines(_HIDE_SPARK + _RUN, lines)
         for (_, name, *_), (status, output, error) in zip(lines, results, strict=True):

@@ -13,7 +13,7 @@ from pathlib import Path
 from click.testing import CliRunner, Result
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.cli.pipeline.group import pipeline_group
+from synapse_replication.cli.pipeline import pipeline_command
 from tests.pipeline.audits import (
     artificial_database,
     healthy_lines,
@@ -47,7 +47,7 @@ class JobsTests(SynchronousTestCase):
     def run_job(self, *arguments: str | Path, dsn: str | None = None) -> Result:
         """Run a job, with the database in the environment, as documented."""
         return CliRunner().invoke(
-            pipeline_group,
+            pipeline_command,
             list(map(str, arguments)),
             env={"SYNAPSE_REPLICATION_DSN": self.dsn if dsn is None else dsn},
         )
