@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -56,11 +55,20 @@ def client_context(
     :raises OSError: if a file cannot be read.
     :raises ValueError: if a file does not contain the expected PEM data.
     """
-    return _ReloadingCreator(
-        partial(
-            _read_context, hostname, authority_file, certificate_file, private_key_file
+
+    def read() -> Any:
+        own, extra = None, {}
+        if certificate_file is not None:
+            own, chain = _read_own(certificate_file, private_key_file)
+            extra = {"extraCertChain": chain} if chain else {}
+        return optionsForClientTLS(
+            hostname,
+            trustRoot=_read_authority(authority_file),
+            clientCertificate=own,
+            extraCertificateOptions=extra,
         )
-    )
+
+    return _ReloadingCreator(read)
 
 
 @implementer(IOpenSSLClientConnectionCreator)
@@ -93,30 +101,6 @@ class _ReloadingCreator:
         return connection
 
 
-def _read_context(
-    hostname: str,
-    authority_file: Path | None,
-    certificate_file: Path | None,
-    private_key_file: Path | None,
-) -> Any:
-    authority = own = None
-    extra: dict[str, Any] = {}
-    if authority_file is not None:
-        authority = trustRootFromCertificates(  # type: ignore[no-untyped-call]
-            _read_certificates(authority_file)
-        )
-    if certificate_file is not None:
-        own, chain = _read_own(certificate_file, private_key_file)
-        if chain:
-            extra["extraCertChain"] = chain
-    return optionsForClientTLS(
-        hostname,
-        trustRoot=authority,
-        clientCertificate=own,
-        extraCertificateOptions=extra,
-    )
-
-
 def server_context(
     certificate_file: Path,
     private_key_file: Path | None = None,
@@ -136,16 +120,11 @@ def server_context(
     :raises ValueError: if a file does not contain the expected PEM data.
     """
     own, chain = _read_own(certificate_file, private_key_file)
-    authority = None
-    if client_authority_file is not None:
-        authority = trustRootFromCertificates(  # type: ignore[no-untyped-call]
-            _read_certificates(client_authority_file)
-        )
     return CertificateOptions(
         privateKey=own.privateKey.original,
         certificate=own.original,
         extraCertChain=chain or None,
-        trustRoot=authority,
+        trustRoot=_read_authority(client_authority_file),
     )
 
 
@@ -166,6 +145,12 @@ def _read_certificates(path: Path) -> list[Certificate]:
         raise ValueError(
             f"{path} contains a certificate that cannot be parsed: {messages(error)}"
         ) from error
+
+
+def _read_authority(path: Path | None) -> Any:
+    if path is None:
+        return None
+    return trustRootFromCertificates(_read_certificates(path))  # type: ignore[no-untyped-call]
 
 
 def _read_own(
