@@ -93,22 +93,17 @@ def _connection(factory: SynapseRedisFactory) -> Any:
 # connection has only txredisapi's methods.
 
 
-def _get(connection: Any, name: str) -> Deferred[Any]:
-    waiting: Deferred[Any] = (
-        connection.request(b"GET", name.encode())
-        if isinstance(connection, RedisSenderProtocol)
-        else connection.get(name)
-    )
-    return waiting
+def _get(connection: Any, name: str) -> Any:
+    if isinstance(connection, RedisSenderProtocol):
+        return connection.request(b"GET", name.encode())
+    return connection.get(name)
 
 
-def _set(connection: Any, name: str, text: bytes, expiry_ms: int) -> Deferred[Any]:
-    waiting: Deferred[Any] = (
-        connection.request(b"SET", name.encode(), text, b"PX", b"%d" % expiry_ms)
-        if isinstance(connection, RedisSenderProtocol)
-        else connection.set(name, text, pexpire=expiry_ms)
-    )
-    return waiting
+def _set(connection: Any, name: str, text: bytes, expiry_ms: int) -> Any:
+    if isinstance(connection, RedisSenderProtocol):
+        expiry = b"%d" % expiry_ms
+        return connection.request(b"SET", name.encode(), text, b"PX", expiry)
+    return connection.set(name, text, pexpire=expiry_ms)
 
 
 def _redis_key(cache_name: str, key: str) -> str:

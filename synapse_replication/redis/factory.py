@@ -40,7 +40,7 @@ from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.redis.resp import MAX_REPLY_LENGTH, new_reader
 from synapse_replication.transport.buffers import ReadSize
 from synapse_replication.transport.failures import at, destination, one_line
-from synapse_replication.transport.timeouts import Timeout
+from synapse_replication.transport.timeouts import Timeout, stop
 from synapse_replication.transport.tls_errors import explain
 from synapse_replication.wire.close_reason import CloseReason
 
@@ -84,7 +84,7 @@ class RedisLink:
         # txredisapi calls this for its reply timeouts; by default, it would use the
         # global reactor.
         self.callLater = partial(Timeout, clock)
-        self._handshake_timer: Timeout | None = Timeout(
+        self._handshake_timer = Timeout(
             clock, self.factory.handshake_timeout, self._handshake_timed_out
         )
         # This Deferred fires after a successful AUTH and SELECT; if one of them fails,
@@ -97,7 +97,7 @@ class RedisLink:
         """Record the loss and fail all pending commands. Called by Twisted."""
         self._lost = True
         self.factory.links.discard(self)
-        self._stop_handshake_timer()
+        stop(self._handshake_timer)
         established, self.established = self.established, False
         text = self._why or self._explain(why, established)
         self.factory.link_lost(established, self._close_reason, text)
@@ -154,7 +154,7 @@ class RedisLink:
 
     def link_established(self) -> None:
         """Stop the handshake timer and report that the connection can be used."""
-        self._stop_handshake_timer()
+        stop(self._handshake_timer)
         self.established = True
         self.factory.observer.observe(LinkUp(self.factory.name))
 
@@ -176,13 +176,7 @@ class RedisLink:
         """Close the connection after writing pending data."""
         self.transport.loseConnection()
 
-    def _stop_handshake_timer(self) -> None:
-        timer, self._handshake_timer = self._handshake_timer, None
-        if timer is not None and timer.active():
-            timer.cancel()
-
     def _handshake_timed_out(self) -> None:
-        self._handshake_timer = None
         self.abort(
             f"no answer within {self.factory.handshake_timeout:g} s; is the server "
             "Redis, and is TLS enabled at both ends or at neither?",

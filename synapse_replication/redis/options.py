@@ -110,6 +110,7 @@ class RedisOptions:
         :raises ValueError: if a file of the TLS options does not contain the expected
             PEM data.
         """
+        connector: IConnector
         if self.path is not None:
             connector = reactor.connectUNIX(self.path, factory, timeout=timeout)
         elif self.tls is not None:
@@ -121,5 +122,4 @@ class RedisOptions:
             connector = reactor.connectTCP(
                 self.host, self.port, factory, timeout=timeout
             )
-        opened: IConnector = connector
-        return opened
+        return connector

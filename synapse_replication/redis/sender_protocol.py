@@ -29,7 +29,7 @@ from synapse_replication.redis.factory import RedisProtocol, SynapseRedisFactory
 from synapse_replication.redis.fencing import ConnectionFence, FencingState
 from synapse_replication.redis.resp import encode
 from synapse_replication.redis.sender import NAME, RedisSender
-from synapse_replication.transport.timeouts import Timeout
+from synapse_replication.transport.timeouts import Timeout, stop
 from synapse_replication.wire.close_reason import CloseReason
 
 #: Stands for a request in the list of expected replies.
@@ -93,7 +93,7 @@ class RedisSenderProtocol(RedisProtocol):
     @override
     def connectionLost(self, why: Failure) -> None:
         self._awaited.clear()
-        self._stop_request_timer()
+        stop(self._request_timer)
         requests, self._requests = self._requests, deque()
         count, self.unacknowledged = self.unacknowledged, 0
         self._fence.connection_lost(is_explained=bool(self._why))
@@ -168,11 +168,6 @@ class RedisSenderProtocol(RedisProtocol):
             self._request_timer = Timeout(
                 self.factory.reactor_clock, seconds, self._check, self._requests[0]
             )
-
-    def _stop_request_timer(self) -> None:
-        timer, self._request_timer = self._request_timer, None
-        if timer is not None:
-            timer.cancel()
 
     def _check(self, oldest: Deferred[Any]) -> None:
         """Abort the connection if ``oldest`` is still the oldest pending request."""

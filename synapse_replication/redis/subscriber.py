@@ -28,9 +28,9 @@ from synapse_replication.redis.factory import RedisLink, SynapseRedisFactory
 from synapse_replication.redis.ledger import EXTENSION
 from synapse_replication.redis.resp import encode, new_reader
 from synapse_replication.redis.sender import RedisSender
-from synapse_replication.transport.timeouts import Timeout
+from synapse_replication.transport.timeouts import Timeout, stop
 from synapse_replication.wire.close_reason import CloseReason
-from synapse_replication.wire.commands import Command, encode_command
+from synapse_replication.wire.commands import Command
 from synapse_replication.wire.extension import CHANNEL
 from synapse_replication.wire.rdata import (
     InterleavedGroup,
@@ -91,7 +91,7 @@ class RedisSubscriber(RedisLink, txredisapi.SubscriberProtocol):  # type: ignore
 
     @override
     def connectionLost(self, why: Failure) -> None:
-        self._stop_pong_timer()
+        stop(self._pong_timer)
         established = self.established
         super().connectionLost(why)
         if established:
@@ -199,7 +199,7 @@ class RedisSubscriber(RedisLink, txredisapi.SubscriberProtocol):  # type: ignore
             self.abort(f"Redis rejects SUBSCRIBE: {reply}")
         elif isinstance(reply, list) or reply == b"PONG":
             # The reply to PING; a subscriber gets a string from other servers.
-            self._stop_pong_timer()
+            stop(self._pong_timer)
         else:
             # The replies to AUTH and SELECT.
             self.replyQueue.put(self.tryConvertData(reply))
@@ -238,7 +238,7 @@ class RedisSubscriber(RedisLink, txredisapi.SubscriberProtocol):  # type: ignore
 
     @override
     def keep_alive(self) -> None:
-        if self._pong_timer is not None:
+        if self._pong_timer is not None and self._pong_timer.active():
             return
         self.transport.write(encode(b"PING"))
         self._pong_timer = Timeout(
@@ -247,16 +247,10 @@ class RedisSubscriber(RedisLink, txredisapi.SubscriberProtocol):  # type: ignore
 
     def _pong_timed_out(self) -> None:
         # Abort even if messages still arrive: the outgoing direction may be broken.
-        self._pong_timer = None
         self.abort(
             f"no reply to PING within {self.factory.replyTimeout:g} s",
             CloseReason.TIMED_OUT,
         )
-
-    def _stop_pong_timer(self) -> None:
-        timer, self._pong_timer = self._pong_timer, None
-        if timer is not None:
-            timer.cancel()
 
     # -- ReplicationConnection ------------------------------------------------------
 
@@ -272,7 +266,7 @@ class RedisSubscriber(RedisLink, txredisapi.SubscriberProtocol):  # type: ignore
             published then.
         :raises LocalProtocolError: if a field cannot be represented in a line.
         """
-        self.send_lines(command.NAME, [encode_command(command)])
+        self.send_lines(command.NAME, [command.encode()])
 
     def send_lines(self, command_name: str, lines: Sequence[bytes]) -> None:
         """Publish lines of one command, in order.

@@ -59,3 +59,9 @@ class Timeout:
         :raises twisted.internet.error.AlreadyCancelled: if it was cancelled before.
         """
         self._call.cancel()
+
+
+def stop(timer: Timeout | None) -> None:
+    """Cancel a timeout that is pending, if there is one."""
+    if timer is not None and timer.active():
+        timer.cancel()
