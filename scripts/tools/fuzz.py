@@ -27,7 +27,6 @@ with atheris.instrument_imports(include=["synapse_replication"]):
     from synapse_replication.streams.rows import decode_json, encode_json
     from synapse_replication.streams.standard.registry import STANDARD_STREAMS
     from synapse_replication.streams.tokens import MultiWriterStreamToken
-    from synapse_replication.wire.commands import encode_command
     from synapse_replication.wire.connection import (
         MAX_LINE_LENGTH,
         LineConnection,
@@ -147,7 +146,7 @@ def read_as_lines(data: bytes) -> None:
         elif isinstance(item, RefusedLine):
             check_length(item.error)
         else:
-            (again,) = read_lines([encode_command(item)])
+            (again,) = read_lines([item.encode()])
             assert again == item, (again, item)
 
 

@@ -30,7 +30,6 @@ from synapse_replication.wire.commands import (
     PositionCommand,
     RdataCommand,
     UserIpCommand,
-    encode_command,
     parse_command_from_line,
 )
 
@@ -103,7 +102,7 @@ def parse_line(time: float, channel: str, line: bytes) -> ReceivedLine:
             text = f"{name} {_MASK}"
     if isinstance(command, UserIpCommand):
         command = replace(command, access_token=_MASK)
-        text = encode_command(command).decode()
+        text = command.encode().decode()
     return ReceivedLine(time, channel, text, name, command, error)
 
 

@@ -111,9 +111,7 @@ class ForeignHandler:
                 for group in item.groups():
                     self._dispatch_rows(connection, group)
             else:
-                self._dispatch(
-                    connection, item.NAME, commands.encode_command(item), item
-                )
+                self._dispatch(connection, item.NAME, item.encode(), item)
 
     def _dispatch_rows(
         self, connection: ReplicationConnection, group: RdataGroup

@@ -137,8 +137,7 @@ class ReplicationResource(Resource):
         request.setHeader(b"Cache-Control", b"no-cache")
         try:
             if request.postpath == [b"status"] and self._status is not None:
-                self._check_method(request)
-                self._check_secret(request)
+                self._check(request)
                 return self._status()
             stream, from_token, upto_token = self._read(request)
         except _RefusedError as refused:
@@ -211,8 +210,7 @@ class ReplicationResource(Resource):
         path: Sequence[bytes] = request.postpath
         if len(path) != 3 or path[0] != _ENDPOINT or not path[2]:
             raise _RefusedError(404, "M_UNRECOGNIZED", "this path does not exist")
-        self._check_method(request)
-        self._check_secret(request)
+        self._check(request)
         epochs = request.args.get(b"epoch")
         if epochs and self._epoch is not None and epochs != [self._epoch.encode()]:
             raise _RefusedError(
@@ -225,13 +223,11 @@ class ReplicationResource(Resource):
             _integer(request, b"upto_token"),
         )
 
-    @staticmethod
-    def _check_method(request: Any) -> None:
+    def _check(self, request: Any) -> None:
+        """Check the method and the secret of a request."""
         if request.method != b"GET":
             request.setHeader(b"Allow", b"GET")
             raise _RefusedError(405, "M_UNRECOGNIZED", "only GET is allowed")
-
-    def _check_secret(self, request: Any) -> None:
         if self._secret is None:
             return
         given = request.getHeader(b"Authorization") or b""

@@ -50,7 +50,6 @@ from synapse_replication.wire.commands import (
     NameCommand,
     PingCommand,
     ServerCommand,
-    encode_command,
 )
 from synapse_replication.wire.connection import ConnectionState, LineConnection
 from synapse_replication.wire.extension import (
@@ -217,7 +216,7 @@ class BaseReplicationStreamProtocol(Protocol):
 
     def send_command(self, command: Command) -> None:
         """Send a command."""
-        self.send_lines(command.NAME, [encode_command(command)])
+        self.send_lines(command.NAME, [command.encode()])
 
     def send_lines(self, command_name: str, lines: Sequence[bytes]) -> None:
         """Send lines of one command. If the connection is closing, do nothing."""

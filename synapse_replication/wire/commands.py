@@ -692,8 +692,3 @@ def parse_command_from_line(line: str) -> Command:
     if command is None:
         raise UnknownCommandError(name)
     return command.from_line(rest)
-
-
-def encode_command(command: Command) -> bytes:
-    """Return a command's line, without its end; see :meth:`Command.encode`."""
-    return command.encode()

@@ -30,7 +30,7 @@ from synapse_replication.storage.schema.deltas import DELTAS
 from synapse_replication.streams.rows import encode_json
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS
 from synapse_replication.testing.servers import shared_postgres
-from synapse_replication.wire.commands import PositionCommand, encode_command
+from synapse_replication.wire.commands import PositionCommand
 from synapse_replication.wire.rdata import rdata_lines
 from tests.pipeline.shared_session import shared_session
 from tests.storage.synapse_extract import ON_THE_WIRE, ROWS, SCHEMA
@@ -226,16 +226,14 @@ def healthy_lines() -> list[str]:
         by_token: dict[int, list[bytes]] = {}
         for token, row in rows:
             by_token.setdefault(token, []).append(encode_json(row))
-        lines.append(encode_command(PositionCommand(stream, writer, 1, 1)))
+        lines.append(PositionCommand(stream, writer, 1, 1).encode())
         last = 1
         for token, texts in sorted(by_token.items()):
             if token > last + 1:
-                lines.append(
-                    encode_command(PositionCommand(stream, writer, last, token - 1))
-                )
+                lines.append(PositionCommand(stream, writer, last, token - 1).encode())
             lines += rdata_lines(stream, writer, [(token, texts)])
             last = token
-        lines.append(encode_command(PositionCommand(stream, writer, last, 10)))
+        lines.append(PositionCommand(stream, writer, last, 10).encode())
     return [line.decode() for line in lines]
 
 

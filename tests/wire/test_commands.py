@@ -32,7 +32,6 @@ from synapse_replication.wire.commands import (
     ServerCommand,
     UserIpCommand,
     UserSyncCommand,
-    encode_command,
     parse_command_from_line,
 )
 from tests.wire.lines import LINES
@@ -157,7 +156,7 @@ class LineTests(SynchronousTestCase):
     def test_each_form_is_written(self) -> None:
         """Every command is encoded as the line that peers expect."""
         for line, command in LINES.items():
-            self.assertEqual(encode_command(command), line.encode())
+            self.assertEqual(command.encode(), line.encode())
 
     def test_every_command_has_a_line_here(self) -> None:
         """Every command has at least one line in these tests."""
@@ -167,7 +166,7 @@ class LineTests(SynchronousTestCase):
     @given(COMMAND_STRATEGY)
     def test_round_trip(self, command: Command) -> None:
         """An encoded command is decoded to the same command."""
-        line = encode_command(command).decode()
+        line = command.encode().decode()
         self.assertEqual(parse_command_from_line(line), command)
         self.assertNotIn("\n", line)
 
@@ -180,7 +179,7 @@ class LineTests(SynchronousTestCase):
         except UnparsableLineError as error:
             self.assertEqual(error.command_name, name)
         else:
-            again = parse_command_from_line(encode_command(command).decode())
+            again = parse_command_from_line(command.encode().decode())
             self.assertEqual(again, command)
 
     def test_names(self) -> None:
@@ -281,12 +280,12 @@ class EncodeTests(SynchronousTestCase):
             PingCommand("1\nERROR x"),
             UserSyncCommand("i", "@u:x", "my\nphone", True, 5),
         ):
-            self.assertRaises(LocalProtocolError, encode_command, command)
+            self.assertRaises(LocalProtocolError, command.encode)
 
     def test_line_end_inside_json(self) -> None:
         """Line ends within JSON are escaped."""
         command = RdataCommand("s", "w", 1, ["a\nb\r\u2028"])
-        line = encode_command(command).decode()
+        line = command.encode().decode()
         self.assertEqual(parse_command_from_line(line), command)
 
     def test_not_json(self) -> None:
@@ -301,17 +300,17 @@ class EncodeTests(SynchronousTestCase):
         for token in (7, None, -(2**63)):
             command = RdataCommand("s", "w", token, ["a", None, {"b": [1.5]}])
             line = f"RDATA {command.to_line()}".encode()
-            self.assertEqual(encode_command(command), line)
+            self.assertEqual(command.encode(), line)
         for bad in (
             RdataCommand("s", "w", 1, [None, float("nan")]),
             RdataCommand("s\nERROR x", "w", 1, []),
             RdataCommand("s", "\ud800", 1, []),
         ):
-            self.assertRaises(LocalProtocolError, encode_command, bad)
+            self.assertRaises(LocalProtocolError, bad.encode)
 
     def test_not_text(self) -> None:
         """A lone surrogate is refused."""
-        self.assertRaises(LocalProtocolError, encode_command, PingCommand("\ud800"))
+        self.assertRaises(LocalProtocolError, PingCommand("\ud800").encode)
 
 
 class CommandTests(SynchronousTestCase):

@@ -30,7 +30,6 @@ from synapse_replication.tcp.factory import DirectTcpReplicationClientFactory
 from synapse_replication.tcp.protocol import ClientReplicationStreamProtocol
 from synapse_replication.wire.commands import (
     RdataCommand,
-    encode_command,
     parse_command_from_line,
 )
 from synapse_replication.wire.rdata import RdataGroup, rdata_lines, read_lines
@@ -76,7 +75,7 @@ def serialise_commands(lines: int) -> dict[str, float]:
     rows = [row_of(token) for token in range(1, lines + 1)]
     started = time.perf_counter()
     for token, row in enumerate(rows, 1):
-        encode_command(RdataCommand(STREAM, WRITER, token, row))
+        RdataCommand(STREAM, WRITER, token, row).encode()
     return {"seconds": time.perf_counter() - started}
 
 

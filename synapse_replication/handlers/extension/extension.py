@@ -649,7 +649,7 @@ class ReplicationExtension(SendingListener):
         if self._has_stopped or not self._peers:
             return ()
         try:
-            line = commands.encode_command(command).decode()
+            line = command.encode().decode()
         except LocalProtocolError:
             return ()
         receivers = {
