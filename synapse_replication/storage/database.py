@@ -169,7 +169,7 @@ class Database:
             self._running.discard(ended)
             ended.callback(None)
             if not result.called:
-                _fire(result, outcome)
+                result.callback(outcome)
 
         def work() -> None:
             outcome: T | Failure
@@ -192,10 +192,8 @@ class Database:
         It does not wait for transactions that are requested later. Call it in the
         reactor's thread.
         """
-        settled: Deferred[None] = Deferred()
         ends = defer.DeferredList([_follow(ended) for ended in self._running])
-        ends.addCallback(lambda _: settled.callback(None))
-        return settled
+        return ends.addCallback(lambda _: None)
 
     def close(self) -> Deferred[None]:
         """Wait for queued and running transactions, then close all connections.
@@ -208,9 +206,7 @@ class Database:
         if self._closing is None:
             self._closing = Deferred()
             defer.DeferredList(list(self._running)).addCallback(self._close_now)
-        waiting: Deferred[None] = Deferred()
-        self._closing.addCallback(lambda _: waiting.callback(None))
-        return waiting
+        return _follow(self._closing)
 
     def _close_now(self, _: object) -> None:
         assert self._closing is not None
@@ -330,13 +326,6 @@ def _cancel_after(result: Deferred[T], ended: Deferred[None]) -> None:
     result.pause()
     result.errback(CancelledError())
     ended.addCallback(lambda _: result.unpause())
-
-
-def _fire(result: Deferred[T], outcome: T | Failure) -> None:
-    if isinstance(outcome, Failure):
-        result.errback(outcome)
-    else:
-        result.callback(outcome)
 
 
 def _follow(ended: Deferred[None]) -> Deferred[None]:
