@@ -38,10 +38,6 @@ class PersistedPosition:
         return token.get_stream_pos_for_instance(self.instance_name) < self.stream
 
 
-def _freeze(instance_map: Mapping[str, int]) -> Mapping[str, int]:
-    return MappingProxyType(dict(instance_map))
-
-
 @attrs.frozen
 class MultiWriterStreamToken:
     """A vector clock: the position up to which each writer's rows are covered.
@@ -55,9 +51,7 @@ class MultiWriterStreamToken:
     """
 
     stream: int
-    instance_map: Mapping[str, int] = attrs.field(
-        factory=dict, converter=_freeze, hash=False
-    )
+    instance_map: Mapping[str, int] = attrs.field(factory=dict, hash=False)
 
     def __attrs_post_init__(self) -> None:
         further = {w: p for w, p in self.instance_map.items() if p > self.stream}
