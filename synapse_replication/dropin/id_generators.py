@@ -29,7 +29,7 @@ from synapse_replication.dropin.observer import observer_of
 from synapse_replication.dropin.settings import own_settings
 from synapse_replication.dropin.synapse_host import HostClock
 from synapse_replication.dropin.writer_lock import hold_name
-from synapse_replication.errors import SequenceBehindError, StorageError
+from synapse_replication.errors import StorageError
 from synapse_replication.storage import id_generators
 from synapse_replication.storage.id_streams import IdStream
 from synapse_replication.storage.open_transactions import (
@@ -72,8 +72,7 @@ class HostDatabase:
         self, description: str, func: Callable[[Any], T], *, autocommit: bool = False
     ) -> Deferred[T]:
         """Run ``func(cursor)`` in a transaction of the host."""
-        if not self.is_postgres:
-            func = _with_sqlite_parameters(func)
+        call = func if self.is_postgres else lambda txn: func(_SqliteCursor(txn))
         description = _HOST_DESCRIPTIONS.get(description, description)
         result: Deferred[T] = Deferred()
 
@@ -81,7 +80,7 @@ class HostDatabase:
             outcome: Any
             try:
                 outcome = await self._db.runInteraction(
-                    description, func, db_autocommit=autocommit
+                    description, call, db_autocommit=autocommit
                 )
             except Exception:  # noqa: BLE001 -- passed to the caller
                 outcome = Failure()  # type: ignore[no-untyped-call]
@@ -103,10 +102,6 @@ def is_postgres(engine: Any) -> bool:
     """Return whether the host's database is PostgreSQL."""
     engines = importlib.import_module("synapse.storage.engines")
     return isinstance(engine, engines.PostgresEngine)
-
-
-def _with_sqlite_parameters(func: Callable[[Any], T]) -> Callable[[Any], T]:
-    return lambda txn: func(_SqliteCursor(txn))
 
 
 class _SqliteCursor:
@@ -176,13 +171,10 @@ class DropInIdGenerator(id_generators.MultiWriterIdGenerator):
             plausible_distance=settings.plausible_distance,
         )
         database = HostDatabase(db, server_name)
-        if settings.writer_lock and database.is_postgres and instance_name in writers:
-            _hold_name(db_conn, server_name, instance_name)
-        if database.is_postgres and stream.is_written_by(instance_name):
-            _wait_for_predecessor(db_conn, stream, instance_name)
-        positions = _load_positions(
-            db_conn, stream, instance_name, on_postgres=database.is_postgres
-        )
+        if database.is_postgres:
+            positions = _start_on_postgres(db_conn, stream, server_name, instance_name)
+        else:
+            positions = _start_on_sqlite(db_conn, stream, instance_name)
         db_conn.commit()
         # The host's tests use this attribute.
         self._db = db
@@ -260,13 +252,22 @@ def _wait_for_predecessor(db_conn: Any, stream: IdStream, instance_name: str) ->
     db_conn.commit()
 
 
-def _load_positions(
-    db_conn: Any, stream: IdStream, instance_name: str, *, on_postgres: bool
+def _start_on_postgres(
+    db_conn: Any, stream: IdStream, server_name: str, instance_name: str
 ) -> WriterPositions:
-    """Load the positions of a stream's writers with the host's connection."""
-    cursor = db_conn.cursor(txn_name=f"load_positions_{stream.stream_name}")
+    """Load the positions of a stream's writers with the host's connection.
+
+    A writer first makes sure that no other process writes with its name.
+
+    :raises IncorrectDatabaseSetup: which the host reports at startup, and exits.
+    """
     try:
-        if on_postgres:
+        if own_settings().writer_lock and instance_name in stream.writers:
+            hold_name(db_conn, server_name, instance_name)
+        if stream.is_written_by(instance_name):
+            _wait_for_predecessor(db_conn, stream, instance_name)
+        name = f"load_positions_{stream.stream_name}"
+        with closing(db_conn.cursor(txn_name=name)) as cursor:
             return load_positions(
                 cursor,
                 stream,
@@ -276,36 +277,21 @@ def _load_positions(
                 raise_to_tables=True,
                 positions_type=HostPositions,
             )
-        return _load_from_tables(cursor, stream, instance_name)
-    except SequenceBehindError as error:
-        raise _startup_error(error) from error
-    finally:
-        cursor.close()
-
-
-def _hold_name(db_conn: Any, server_name: str, instance_name: str) -> None:
-    """Make sure that no other process writes with the name of this one."""
-    try:
-        hold_name(db_conn, server_name, instance_name)
     except StorageError as error:
-        raise _startup_error(error) from error
+        engines = importlib.import_module("synapse.storage.engines")
+        raise engines.IncorrectDatabaseSetup(str(error)) from error
 
 
-def _startup_error(error: StorageError) -> Exception:
-    """Return an error of the class that the host reports at startup, and exits."""
-    engines = importlib.import_module("synapse.storage.engines")
-    found: Exception = engines.IncorrectDatabaseSetup(str(error))
-    return found
-
-
-def _load_from_tables(
-    txn: Any, stream: IdStream, instance_name: str
+def _start_on_sqlite(
+    db_conn: Any, stream: IdStream, instance_name: str
 ) -> WriterPositions:
     """Return the positions of a stream with one writer, from its tables."""
     farthest = FIRST_POSITION
-    for column in stream.tables:
-        function = "min" if stream.negative else "max"
-        txn.execute(f"SELECT {function}({column.id_column}) FROM {column.table}")
-        (id_,) = txn.fetchone()
-        farthest = max(farthest, stream.sign * (id_ or 0))
+    name = f"load_positions_{stream.stream_name}"
+    with closing(db_conn.cursor(txn_name=name)) as txn:
+        for column in stream.tables:
+            function = "min" if stream.negative else "max"
+            txn.execute(f"SELECT {function}({column.id_column}) FROM {column.table}")
+            (id_,) = txn.fetchone()
+            farthest = max(farthest, stream.sign * (id_ or 0))
     return HostPositions(instance_name, stream.writers, complete_upto=farthest)
