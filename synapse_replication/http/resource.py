@@ -190,7 +190,12 @@ class ReplicationResource(Resource):
             return await shared
         self._fetching[key] = []
         try:
-            page = await self._fetch(stream, from_token, upto_token)
+            if from_token >= upto_token:
+                page = StreamUpdateResult([], upto_token, False)
+            else:
+                page = await stream.get_updates_since(
+                    self._instance_name, from_token, upto_token
+                )
             if stream.description.held_in_memory:
                 page = replace(page, epoch=self._epoch)
             body = self._encode_page(stream, page)
@@ -257,15 +262,6 @@ class ReplicationResource(Resource):
                 "does not write it; request it from the writer",
             )
         return stream
-
-    async def _fetch(
-        self, stream: Stream, from_token: int, upto_token: int
-    ) -> StreamUpdateResult:
-        if from_token >= upto_token:
-            return StreamUpdateResult([], upto_token, False)
-        return await stream.get_updates_since(
-            self._instance_name, from_token, upto_token
-        )
 
     def _encode_page(self, stream: Stream, result: StreamUpdateResult) -> bytes:
         try:
