@@ -37,7 +37,6 @@ from synapse_replication.wire.rdata import ReceivedItem
 #: A callback that is called with ``(channel, line)`` for each line.
 Tap = Callable[[str, bytes], None]
 
-_CONNECT_TIMEOUT = 10.0
 _LONGEST_LINE = 64 * 1024
 
 
@@ -114,7 +113,7 @@ class PassiveRedisLink:
         :raises ValueError: if a file of the TLS options does not contain the expected
             PEM data.
         """
-        self._connector = self._endpoint.connect(self._factory, _CONNECT_TIMEOUT)
+        self._connector = self._endpoint.connect(self._factory)
 
     async def stop(self) -> None:
         """Close the connection; return when it is closed."""

@@ -29,17 +29,16 @@ class RedisEndpoint:
         if options.sentinel is not None:
             self._master = SentinelMaster(reactor, options, options.sentinel, observer)
 
-    def connect(self, factory: SynapseRedisFactory, timeout: float) -> IConnector:
+    def connect(self, factory: SynapseRedisFactory) -> IConnector:
         """Open a connection; behind Sentinel, reconnect it when the master changes.
 
-        :param timeout: time limit of connecting, in s.
         :raises OSError: if a file of the TLS options cannot be read.
         :raises ValueError: if a file of the TLS options does not contain the expected
             PEM data.
         """
         if self._master is not None:
-            return self._master.connect(factory, timeout)
-        return self._options.connect(self._reactor, factory, timeout)
+            return self._master.connect(factory)
+        return self._options.connect(self._reactor, factory)
 
     def stop(self) -> None:
         """Stop the queries of Sentinels. Open connections are not affected."""

@@ -24,8 +24,6 @@ from synapse_replication.transport.buffers import read_buffers
 
 #: Time limit of waiting for the last acknowledgements, and of closing afterwards, in s.
 STOP_TIMEOUT = 3.0
-#: Time limit of connecting, in s.
-CONNECT_TIMEOUT = 10.0
 
 
 class RedisReplicationLink:
@@ -111,7 +109,7 @@ class RedisReplicationLink:
             PEM data.
         """
         for factory in (self._outbound, self._inbound):
-            self._endpoint.connect(factory, CONNECT_TIMEOUT)
+            self._endpoint.connect(factory)
 
     def buffers(self) -> list[ConnectionBuffers]:
         """Return the fill levels of each open connection's buffers."""

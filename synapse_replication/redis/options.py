@@ -14,6 +14,9 @@ from twisted.internet.protocol import ClientFactory
 
 from synapse_replication.transport.tls import client_context
 
+#: The default time limit of connecting, in s.
+CONNECT_TIMEOUT = 10.0
+
 HostPort: TypeAlias = tuple[str, int]
 """A host and a port."""
 
@@ -97,7 +100,7 @@ class RedisOptions:
         return f"{self.host}:{self.port}" + (" (TLS)" if self.tls else "")
 
     def connect(
-        self, reactor: Any, factory: ClientFactory, timeout: float
+        self, reactor: Any, factory: ClientFactory, timeout: float = CONNECT_TIMEOUT
     ) -> IConnector:
         """Open one connection to ``path``, or else to ``host`` and ``port``.
 

@@ -28,7 +28,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from twisted.internet.defer import Deferred
-from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.internet.interfaces import IDelayedCall, IPushProducer, IReactorTime
+from zope.interface import implementer
 
 from synapse_replication.handlers.events import CommandDropReason, CommandsDropped
 from synapse_replication.handlers.observer import ReplicationObserver
@@ -103,6 +104,7 @@ class Coalescer:
         return pending
 
 
+@implementer(IPushProducer)
 class RedisSender:
     """Publisher of lines on channels, over the current connection.
 
@@ -318,12 +320,18 @@ class RedisSender:
             self._retain_for_reconnect(publish)
         self.acknowledged()
 
-    def pause(self) -> None:
+    # This object is the transport's producer, because the protocol's own methods of
+    # these names pause and resume reading.
+
+    def pauseProducing(self) -> None:
         """Stop writing: the transport's buffer is full."""
         self._pacing.pause()
 
-    def resume(self) -> None:
+    def resumeProducing(self) -> None:
         """Resume writing: the transport accepts data again."""
         self._pacing.resume()
         self.flush()
         self._notify_if_writable()
+
+    def stopProducing(self) -> None:
+        """Do nothing: ``connectionLost`` handles the disconnection."""

@@ -15,14 +15,9 @@ from typing import Any
 import txredisapi
 from twisted.internet.address import UNIXAddress
 from twisted.internet.defer import Deferred
-from twisted.internet.interfaces import (
-    IPushProducer,
-    ISystemHandle,
-    IWriteDescriptor,
-)
+from twisted.internet.interfaces import ISystemHandle, IWriteDescriptor
 from twisted.python.failure import Failure
 from typing_extensions import override
-from zope.interface import implementer
 
 from synapse_replication.errors import excerpt
 from synapse_replication.redis.factory import RedisProtocol, SynapseRedisFactory
@@ -34,27 +29,6 @@ from synapse_replication.wire.close_reason import CloseReason
 
 #: Stands for a request in the list of expected replies.
 _REQUEST = -1
-
-
-@implementer(IPushProducer)
-class _SenderProducer:
-    """The producer that the transport pauses and resumes.
-
-    The protocol cannot be the producer, because its own ``pauseProducing`` and
-    ``resumeProducing`` pause and resume reading.
-    """
-
-    def __init__(self, sender: RedisSender) -> None:
-        self._sender = sender
-
-    def pauseProducing(self) -> None:
-        self._sender.pause()
-
-    def resumeProducing(self) -> None:
-        self._sender.resume()
-
-    def stopProducing(self) -> None:
-        """Do nothing: ``connectionLost`` handles the disconnection."""
 
 
 class RedisSenderProtocol(RedisProtocol):
@@ -115,7 +89,7 @@ class RedisSenderProtocol(RedisProtocol):
     @override
     def link_established(self) -> None:
         super().link_established()
-        self.transport.registerProducer(_SenderProducer(self.factory.sender), True)
+        self.transport.registerProducer(self.factory.sender, True)
         self.factory.sender.connection_up(self)
 
     @override

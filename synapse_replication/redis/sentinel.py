@@ -82,10 +82,9 @@ class SentinelMaster:
         self._checks = LoopingCall(self._check)
         self._checks.clock = reactor
 
-    def connect(self, factory: SynapseRedisFactory, timeout: float) -> IConnector:
+    def connect(self, factory: SynapseRedisFactory) -> IConnector:
         """Open a connection to the master; reconnect it when the master changes.
 
-        :param timeout: time limit of connecting, in s.
         :raises OSError: if a file of the TLS options cannot be read.
         :raises ValueError: if a file of the TLS options does not contain the expected
             PEM data.
@@ -94,9 +93,7 @@ class SentinelMaster:
             # Raise the errors of an invalid file now, not only after a Sentinel's
             # answer.
             self._options.tls.context_factory(self._addresses[0][0])
-        connector = MasterConnector(
-            self, self._reactor, self._options, factory, timeout
-        )
+        connector = MasterConnector(self, self._reactor, self._options, factory)
         self._connectors.append(connector)
         if not self._checks.running:
             self._checks.start(CHECK_INTERVAL, now=False)
@@ -201,12 +198,10 @@ class MasterConnector(ClientFactory):
         reactor: Any,
         options: RedisOptions,
         factory: SynapseRedisFactory,
-        timeout: float,
     ) -> None:
         self._master = master
         self._reactor = reactor
         self._options = options
-        self._timeout = timeout
         self._search: Deferred[HostPort] | None = None
         self._inner: IConnector | None = None
         self.factory = factory
@@ -222,7 +217,7 @@ class MasterConnector(ClientFactory):
         host, port = address
         self._options = attrs.evolve(self._options, host=host, port=port)
         try:
-            self._inner = self._options.connect(self._reactor, self, self._timeout)
+            self._inner = self._options.connect(self._reactor, self)
         except (OSError, ValueError) as error:
             # A file of the TLS options has become invalid since the start.
             self._failed(Failure(error))  # type: ignore[no-untyped-call]
@@ -288,11 +283,13 @@ class _MasterQuery(ClientFactory):
     """
 
     noisy = False
+    connector: IConnector
 
     def __init__(self, options: SentinelOptions) -> None:
         self.options = options
-        self.connector: IConnector | None = None
-        self.answer: Deferred[HostPort] = Deferred(lambda _: self._hang_up())
+        self.answer: Deferred[HostPort] = Deferred(
+            lambda _: self.connector.disconnect()
+        )
 
     def buildProtocol(self, addr: IAddress | None) -> Protocol:
         return _MasterQueryProtocol(self)
@@ -304,10 +301,6 @@ class _MasterQuery(ClientFactory):
         """Fail the query, unless it has already ended."""
         if not self.answer.called:
             self.answer.errback(SentinelError(why))
-
-    def _hang_up(self) -> None:
-        if self.connector is not None:
-            self.connector.disconnect()
 
 
 class _MasterQueryProtocol(Protocol):

@@ -267,7 +267,7 @@ class ReconnectTests(RedisSenderTestCase):
         that it is ready.
         """
         self.memory.establish()
-        self.sender.pause()
+        self.sender.pauseProducing()
         self.patch(sender, "MAX_PENDING_BYTES", 1000)
         self.sender.publish("RDATA", "hs", [b"x" * 1001])
         self.assertIn("ready_again", self.memory.events.all)

@@ -139,9 +139,9 @@ class RedisSubscriberTests(SynchronousTestCase):
         self.assertFalse(subscriber.is_behind)
         self.assertEqual(events, ["ready_again"])
         memory.deliver_data(0, b":1\r\n" * LOW_WATERMARK)
-        memory.link.sender.pause()
+        memory.link.sender.pauseProducing()
         self.assertTrue(subscriber.is_behind)
-        memory.link.sender.resume()
+        memory.link.sender.resumeProducing()
         self.assertFalse(subscriber.is_behind)
         self.assertEqual(events, ["ready_again"] * 2)
 
