@@ -120,13 +120,11 @@ def _remove(values: dict[str, Any], path: KeyPath) -> None:
     if path[:2] in ((OWN_SECTION,), (OWN_SECTION, "streams")):
         # Which keys of stream_writers are valid depends on the declared streams.
         values.pop("stream_writers", None)
-    mapping: Any = values
-    last: tuple[Any, Any] = (values, path[0])
-    for step in path:
-        if isinstance(mapping, dict) and step in mapping:
-            last = (mapping, step)
-            mapping = mapping[step]
-        else:
+    holder: dict[Any, Any] = values
+    key = path[0]
+    for step in path[1:]:
+        inner = holder.get(key)
+        if not isinstance(inner, dict) or step not in inner:
             break
-    holder, key = last
+        holder, key = inner, step
     holder.pop(key, None)
