@@ -83,9 +83,7 @@ _decode = msgspec.json.Decoder(_Line).decode
 
 def is_compressed(file: IO[bytes]) -> bool:
     """Return whether a file is compressed with gzip or xz, and rewind the file."""
-    start = file.read(len(_XZ_MAGIC))
-    file.seek(0)
-    return start.startswith((_GZIP_MAGIC, _XZ_MAGIC))
+    return unpacked(file) is not file
 
 
 def unpacked(file: IO[bytes]) -> IO[bytes]:
