@@ -17,7 +17,6 @@ reactor, so that a client that sends many at once does not delay replication.
 
 from __future__ import annotations
 
-import ipaddress
 import re
 import socket
 import time
@@ -25,6 +24,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
+from twisted.internet.abstract import isIPAddress, isIPv6Address
 from twisted.internet.address import UNIXAddress
 from twisted.internet.interfaces import IAddress
 from twisted.python.failure import Failure
@@ -66,11 +66,8 @@ def _plain(name: str) -> str:
 
 
 def _is_address(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host.strip("[]"))
-    except ValueError:
-        return False
-    return True
+    address = host.strip("[]")
+    return isIPAddress(address) or isIPv6Address(address)
 
 
 class _QueuedRequest(Request):
