@@ -26,7 +26,7 @@ and, if the sink has ``saved_positions()``, reported to it.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from typing import Any
 
 import psycopg2
@@ -223,9 +223,7 @@ class StreamSetup:
             for token, updates in itertools.groupby(page.updates, lambda row: row[0]):
                 await self._deliver(stream, sink, token, [row for _, row in updates])
             reached = page.upto_token
-        waiting = sink.on_position(name, me, end)
-        if waiting is not None:
-            await waiting
+        await _settle(sink.on_position(name, me, end))
 
     async def _deliver(
         self, stream: AdvancingStream, sink: RowSink, token: int, values: list[Any]
@@ -238,9 +236,7 @@ class StreamSetup:
             except RowDecodeError as error:
                 self._host.observer.failure(f"reading row {token} of {name}", error)
         if rows:
-            waiting = sink.on_rdata(name, me, token, rows)
-            if waiting is not None:
-                await waiting
+            await _settle(sink.on_rdata(name, me, token, rows))
 
     async def _find_own_earlier_rows(self, stream: AdvancingStream) -> None:
         """Search for earlier rows of this process in a stream that it begins to write.
@@ -269,9 +265,9 @@ class StreamSetup:
         removed = {w: t for (of, w), t in self._skipped.items() if of == name}
         for writer in (*self._others(name), *removed):
             if writer in removed or (name, writer) not in self._saved:
-                waiting = sink.on_position(name, writer, stream.current_token(writer))
-                if waiting is not None:
-                    await waiting
+                await _settle(
+                    sink.on_position(name, writer, stream.current_token(writer))
+                )
 
     async def _make(self, declared: DeclaredStream) -> AdvancingStream:
         if isinstance(declared, InMemory):
@@ -478,6 +474,11 @@ class StreamSetup:
                 await clock.sleep(delay)
             else:
                 return
+
+
+async def _settle(waiting: Awaitable[None] | None) -> None:
+    if waiting is not None:
+        await waiting
 
 
 def _explain(error: psycopg2.Error) -> str:
