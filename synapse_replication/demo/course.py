@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import attrs
+import msgspec
 
-from synapse_replication.demo.check import WriterTally, compare
+from synapse_replication.demo.check import JournalEntry, WriterTally, compare
 from synapse_replication.demo.deployment import READERS, WRITERS, Deployment
 from synapse_replication.demo.display import TextScreen
 from synapse_replication.demo.processes import wait_until_ready
@@ -57,18 +58,16 @@ class Tail:
                 self._offset += len(line)
                 self._process(json.loads(line))
 
-    def _process(self, entry: dict[str, object]) -> None:
-        if "failed" in entry:
-            raise DemoError(f"{self._path.stem} could not write: {entry['failed']}")
-        if "finished" in entry:
+    def _process(self, value: dict[str, object]) -> None:
+        if "failed" in value:
+            raise DemoError(f"{self._path.stem} could not write: {value['failed']}")
+        if "finished" in value:
             self.finished = True
             return
-        rows, token = entry["rows"], entry["token"]
-        assert isinstance(rows, list)
-        assert isinstance(token, int)
-        self.rows += len(rows)
-        key = (str(entry["stream"]), str(entry["writer"]))
-        self.positions[key] = max(token, self.positions.get(key, 0))
+        entry = msgspec.convert(value, JournalEntry)
+        self.rows += len(entry.rows)
+        key = (entry.stream_name, entry.instance_name)
+        self.positions[key] = max(entry.token, self.positions.get(key, 0))
 
 
 @attrs.frozen
