@@ -11,6 +11,7 @@ import os
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, NoReturn, TextIO
 
+import attrs
 from twisted.application.service import Service
 from twisted.internet.defer import Deferred
 from typing_extensions import override
@@ -163,6 +164,7 @@ class PassiveTcpLink(DirectTcpReplicationClientFactory):
         self.tap = tap
 
 
+@attrs.define(eq=False, repr=False)
 class Follower(Service):
     """A service that runs passive links until it is stopped.
 
@@ -171,14 +173,9 @@ class Follower(Service):
     :ivar started: fails when :meth:`fail` is called. Otherwise it never fires.
     """
 
-    def __init__(
-        self,
-        start: Callable[[], object],
-        stop: Callable[[], Coroutine[Any, Any, None]],
-    ) -> None:
-        self._start = start
-        self._stop = stop
-        self.started: Deferred[None] = Deferred()
+    _start: Callable[[], object]
+    _stop: Callable[[], Coroutine[Any, Any, None]]
+    started: Deferred[None] = attrs.field(factory=Deferred, init=False)
 
     def fail(self, error: ReplicationError) -> None:
         """Fail :attr:`started`, because the output has failed. Call it at most once."""
@@ -195,6 +192,7 @@ class Follower(Service):
         return Deferred.fromCoroutine(self._stop())
 
 
+@attrs.define(eq=False, repr=False)
 class Output:
     """A text stream that is flushed at most once per reactor iteration.
 
@@ -205,14 +203,11 @@ class Output:
     :param fail: called with any other error, once.
     """
 
-    def __init__(
-        self, out: TextIO, reactor: Any, fail: Callable[[ReplicationError], object]
-    ) -> None:
-        self._out = out
-        self._reactor = reactor
-        self._fail = fail
-        self._flushing = False
-        self._has_failed = False
+    _out: TextIO
+    _reactor: Any
+    _fail: Callable[[ReplicationError], object]
+    _flushing: bool = attrs.field(default=False, init=False)
+    _has_failed: bool = attrs.field(default=False, init=False)
 
     def isatty(self) -> bool:
         """Return whether the stream is a terminal."""

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol, TextIO, runtime_checkable
 
+import attrs
 from twisted.internet.defer import Deferred
 from twisted.logger import (
     FileLogObserver,
@@ -118,19 +119,17 @@ def run_service(
     return process.status
 
 
+@attrs.define(eq=False, repr=False)
 class _Process:
     log = Logger()
 
-    def __init__(
-        self, reactor: Any, make: Callable[[], Runnable], stderr: TextIO
-    ) -> None:
-        self._reactor = reactor
-        self._make = make
-        self._stderr = stderr
-        self._service: Runnable | None = None
-        self._stopping = False
-        self._reload: Callable[[], None]
-        self.status = 0
+    _reactor: Any
+    _make: Callable[[], Runnable]
+    _stderr: TextIO
+    _service: Runnable | None = attrs.field(default=None, init=False)
+    _stopping: bool = attrs.field(default=False, init=False)
+    _reload: Callable[[], None] = attrs.field(init=False)
+    status: int = attrs.field(default=0, init=False)
 
     def start(self) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import attrs
 from twisted.internet.defer import Deferred, TimeoutError
 from twisted.logger import Logger
 
 
+@attrs.define(eq=False, repr=False)
 class StopSteps:
     """The functions to call when a process stops, in the reverse order of adding them.
 
@@ -18,10 +20,9 @@ class StopSteps:
 
     log = Logger()
 
-    def __init__(self, reactor: Any, timeout: float) -> None:
-        self._reactor = reactor
-        self._timeout = timeout
-        self._steps: list[tuple[str, Callable[[], Any]]] = []
+    _reactor: Any
+    _timeout: float
+    _steps: list[tuple[str, Callable[[], Any]]] = attrs.field(factory=list, init=False)
 
     def add(self, what: str, stop: Callable[[], Any]) -> None:
         """Add a step.

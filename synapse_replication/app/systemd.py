@@ -20,6 +20,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 
+import attrs
 from twisted.logger import Logger
 
 from synapse_replication.errors import SupervisorError
@@ -117,6 +118,7 @@ def watchdog_interval(environ: Mapping[str, str], pid: int) -> float | None:
     return int(text) / 2_000_000
 
 
+@attrs.define(eq=False, repr=False)
 class SystemdNotifier:
     """Reports changes of the status to systemd.
 
@@ -132,30 +134,24 @@ class SystemdNotifier:
         stops, in addition to its status; ``False`` inside a host that reports this.
     """
 
-    def __init__(
-        self,
-        send: Callable[..., bool],
-        clock: Clock,
-        snapshot: Callable[[], ProcessStatus],
-        feed_every: float | None = None,
-        monotonic_usec: Callable[[], int] = lambda: time.monotonic_ns() // 1000,
-        *,
-        reports_lifecycle: bool = True,
-    ) -> None:
-        self._send = send
-        self._reports_lifecycle = reports_lifecycle
-        self._clock = clock
-        self._snapshot = snapshot
-        self._feed_every = feed_every
-        self._monotonic_usec = monotonic_usec
-        self._is_up = False
-        self._is_ready = False
-        self._is_reloading = False
-        self._reported = ""
-        self._note = ""
-        self._extended = float("-inf")
-        self._checking = Timer(clock)
-        self._feeding = Timer(clock)
+    _send: Callable[..., bool]
+    _clock: Clock
+    _snapshot: Callable[[], ProcessStatus]
+    _feed_every: float | None = None
+    _monotonic_usec: Callable[[], int] = lambda: time.monotonic_ns() // 1000
+    _reports_lifecycle: bool = attrs.field(default=True, kw_only=True)
+    _is_up: bool = attrs.field(default=False, init=False)
+    _is_ready: bool = attrs.field(default=False, init=False)
+    _is_reloading: bool = attrs.field(default=False, init=False)
+    _reported: str = attrs.field(default="", init=False)
+    _note: str = attrs.field(default="", init=False)
+    _extended: float = attrs.field(default=float("-inf"), init=False)
+    _checking: Timer = attrs.field(init=False)
+    _feeding: Timer = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._checking = Timer(self._clock)
+        self._feeding = Timer(self._clock)
 
     def start(self) -> None:
         """Start to report the status, and to feed the watchdog."""

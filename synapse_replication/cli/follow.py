@@ -171,6 +171,7 @@ def make_printer(out: TextIO, as_json: bool) -> LinePrinter:
     return functools.partial(print_as_json, out) if as_json else TextPrinter(out)
 
 
+@attrs.define(eq=False, repr=False)
 class Follow:
     """Parses, filters and prints lines, and tracks the writers' positions.
 
@@ -179,13 +180,10 @@ class Follow:
     :param now: returns a monotonic time in s.
     """
 
-    def __init__(
-        self, printer: LinePrinter, filters: Filters, now: Callable[[], float]
-    ) -> None:
-        self._printer = printer
-        self._filters = filters
-        self._now = now
-        self._positions: dict[tuple[str, str], int] = {}
+    _printer: LinePrinter
+    _filters: Filters
+    _now: Callable[[], float]
+    _positions: dict[tuple[str, str], int] = attrs.field(factory=dict, init=False)
 
     def receive(self, channel: str, line: bytes) -> None:
         """Process one line."""

@@ -90,6 +90,7 @@ class DeploymentStatus:
         )
 
 
+@attrs.define(eq=False, repr=False)
 class StatusService(Service):
     """Requests the status of processes, once or periodically until :meth:`stopService`.
 
@@ -108,27 +109,20 @@ class StatusService(Service):
 
     log = Logger()
 
-    def __init__(
-        self,
-        clock: Any,
-        fetch: Callable[[str], Any],
-        names: tuple[str, ...],
-        show: Callable[[DeploymentStatus], object],
-        at_end: Callable[[], object],
-        *,
-        close: Callable[[], Any] = lambda: None,
-        watch: bool,
-    ) -> None:
-        self._fetch = fetch
-        self._close = close
-        self._names = names
-        self._show = show
-        self._at_end = at_end
-        self._watch = watch
+    _clock: Any
+    _fetch: Callable[[str], Any]
+    _names: tuple[str, ...]
+    _show: Callable[[DeploymentStatus], object]
+    _at_end: Callable[[], object]
+    _close: Callable[[], Any] = attrs.field(default=lambda: None, kw_only=True)
+    _watch: bool = attrs.field(kw_only=True)
+    _call: LoopingCall = attrs.field(init=False)
+    started: Deferred[None] = attrs.field(factory=Deferred, init=False)
+    is_well: bool = attrs.field(default=False, init=False)
+
+    def __attrs_post_init__(self) -> None:
         self._call = LoopingCall(self._fetch_all)
-        self._call.clock = clock
-        self.started: Deferred[None] = Deferred()
-        self.is_well = False
+        self._call.clock = self._clock
 
     @override
     def startService(self) -> None:

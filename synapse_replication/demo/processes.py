@@ -16,6 +16,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
+import attrs
+
 from synapse_replication.errors import ServerStartError
 from synapse_replication.testing.private_process import die_with_parent
 
@@ -27,6 +29,7 @@ STOP_TIMEOUT = 20.0
 TAIL_LINES = 25
 
 
+@attrs.define(eq=False, repr=False)
 class ReplicationProcess:
     """A process of the demonstration: the main process or a worker.
 
@@ -38,19 +41,15 @@ class ReplicationProcess:
     :ivar program: the command line of ``synapse-replication``.
     """
 
-    def __init__(
-        self,
-        name: str,
-        arguments: Sequence[str],
-        health_socket: Path,
-        log_file: Path,
-    ) -> None:
-        self.name = name
+    name: str
+    _arguments: Sequence[str]
+    _health_socket: Path
+    _log_file: Path
+    program: list[str] = attrs.field(init=False)
+    _process: subprocess.Popen[bytes] | None = attrs.field(default=None, init=False)
+
+    def __attrs_post_init__(self) -> None:
         self.program = [sys.executable, "-m", "synapse_replication"]
-        self._arguments = tuple(arguments)
-        self._health_socket = health_socket
-        self._log_file = log_file
-        self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def pid(self) -> int:

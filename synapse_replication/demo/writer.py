@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
+import attrs
 from twisted.application.service import Service
 from twisted.internet.defer import Deferred, FirstError, gatherResults, maybeDeferred
 from typing_extensions import override
@@ -29,6 +30,7 @@ POLL = 0.05
 MAX_SLEEP = 0.5
 
 
+@attrs.define(eq=False, repr=False)
 class ScriptWriter(Service):
     """Performs the writes of one process at a given rate.
 
@@ -40,20 +42,12 @@ class ScriptWriter(Service):
         line with the outcome after the last one.
     """
 
-    def __init__(
-        self,
-        host: Any,
-        writes: Iterator[Write],
-        rate: float,
-        begin_file: Path,
-        log_file: Path,
-    ) -> None:
-        self._host = host
-        self._writes = writes
-        self._rate = rate
-        self._begin_file = begin_file
-        self._log_file = log_file
-        self._running: Awaitable[Any] | None = None
+    _host: Any
+    _writes: Iterator[Write]
+    _rate: float
+    _begin_file: Path
+    _log_file: Path
+    _running: Awaitable[Any] | None = attrs.field(default=None, init=False)
 
     @override
     def startService(self) -> None:

@@ -59,6 +59,7 @@ class _Open:
     unsynced: bool = True
 
 
+@attrs.define(eq=False)
 class RecordingFiles:
     """Writes lines to files in a folder that no other process records into.
 
@@ -74,25 +75,18 @@ class RecordingFiles:
         records into it.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        roll_bytes: int,
-        roll_seconds: float,
-        compressed: bool,
-        now: Callable[[], float],
-        wall: Callable[[], float],
-    ) -> None:
-        self._folder = folder
-        self._roll_bytes = roll_bytes
-        self._roll_seconds = roll_seconds
-        self._compressed = compressed
-        self._now = now
-        self._wall = wall
-        self._current: _Open | None = None
-        self._lock: IO[bytes] | None = None
-        self._count = 0
+    _folder: Path
+    _roll_bytes: int
+    _roll_seconds: float
+    _compressed: bool
+    _now: Callable[[], float]
+    _wall: Callable[[], float]
+    _current: _Open | None = attrs.field(default=None, init=False)
+    _lock: IO[bytes] | None = attrs.field(default=None, init=False)
+    _count: int = attrs.field(default=0, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        folder = self._folder
         with _explaining_os_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
             lock = (folder / ".lock").open("ab")
