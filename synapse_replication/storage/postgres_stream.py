@@ -36,7 +36,6 @@ from synapse_replication.streams.rows import encode_json
 from synapse_replication.streams.standard.registry import StandardStream
 from synapse_replication.streams.stream import (
     RemovedWriter,
-    StreamDescription,
     StreamUpdateResult,
 )
 from synapse_replication.streams.table import TableStream
@@ -120,7 +119,7 @@ class PostgresStream:
             raise StreamConfigurationError(
                 f"stream {declared.name}: page_rows is {page_rows}; write 1 or more"
             )
-        self._description = declared.description
+        self.description = declared.description
         self._queries = _queries_of(declared)
         self._insert: InsertStatement | None = None
         self._writers: tuple[str, ...] = ()
@@ -138,11 +137,6 @@ class PostgresStream:
         self._plausible_distance = plausible_distance
         # The value of the sequence when it was last read; 0 before the first read.
         self._allocated = 0
-
-    @property
-    def description(self) -> StreamDescription:
-        """The stream's description."""
-        return self._description
 
     def current_token(self, instance_name: str) -> int:
         """Return this process's position in a writer's rows."""
@@ -197,7 +191,7 @@ class PostgresStream:
             )
             return page, last
 
-        name = self._description.name
+        name = self.description.name
         try:
             page, last = await self._database.transact(f"catch_up_{name}", read)
             if sequence is not None:
@@ -253,7 +247,7 @@ class PostgresStream:
         :raises StreamConfigurationError: if the stream is not declared by a table.
         :raises CatchUpError: if the query fails.
         """
-        name = self._description.name
+        name = self.description.name
         if len(self._queries) != 1 or not self._writers:
             raise StreamConfigurationError(
                 f"rows of {name} between two tokens cannot be read; only streams that "
@@ -267,7 +261,7 @@ class PostgresStream:
             return read_rows_between(
                 txn,
                 query.range,
-                self._description.codec,
+                self.description.codec,
                 self._writers[0],
                 low,
                 high,
@@ -300,7 +294,7 @@ class PostgresStream:
         insert, text = self._encode_new(rows)
         async with self._ids.get_next() as id_:
             await self._database.transact(
-                f"write_{self._description.name}",
+                f"write_{self.description.name}",
                 lambda txn: self._insert_rows(txn, insert, id_, text),
             )
         if self._on_write is not None:
@@ -331,7 +325,7 @@ class PostgresStream:
         return self._sign * id_
 
     def _encode_new(self, rows: Sequence[Any]) -> tuple[InsertStatement, str]:
-        name, insert = self._description.name, self._insert
+        name, insert = self.description.name, self._insert
         if insert is None:
             raise StreamConfigurationError(
                 f"stream {name} is read here but not written; write to the tables "
@@ -341,7 +335,7 @@ class PostgresStream:
             raise LocalProtocolError(
                 f"rows of {name} cannot be written: there are none"
             )
-        codec = self._description.codec
+        codec = self.description.codec
         for row in rows:
             codec.encode_new(row)
         values = [

@@ -44,25 +44,17 @@ class StreamBacklog:
     :ivar start: the exclusive lower bound; ``None`` until rows are added or a range is
         skipped.
     :ivar end: the inclusive upper bound; ``None`` as long as ``start`` is.
+    :ivar rows: the number of rows.
+    :ivar size: the approximate memory that the rows take, in bytes.
     """
 
     def __init__(self, options: BacklogOptions) -> None:
         self._options = options
         self._entries: deque[tuple[int, Sequence[bytes], int]] = deque()
-        self._rows = 0
-        self._bytes = 0
+        self.rows = 0
+        self.size = 0
         self.start: int | None = None
         self.end: int | None = None
-
-    @property
-    def rows(self) -> int:
-        """The number of rows."""
-        return self._rows
-
-    @property
-    def size(self) -> int:
-        """The approximate memory that the rows take, in bytes."""
-        return self._bytes
 
     def add(
         self, prev_token: int | None, batches: Sequence[tuple[int, Sequence[bytes]]]
@@ -83,8 +75,8 @@ class StreamBacklog:
         for token, texts in batches:
             size = sum(map(len, texts)) + len(texts) * _ROW_OVERHEAD
             self._entries.append((token, texts, size))
-            self._rows += len(texts)
-            self._bytes += size
+            self.rows += len(texts)
+            self.size += size
         self.end = batches[-1][0]
         self._remove_oldest()
 
@@ -95,10 +87,10 @@ class StreamBacklog:
 
     def _remove_oldest(self) -> None:
         options = self._options
-        while self._rows > options.max_rows or self._bytes > options.max_bytes:
+        while self.rows > options.max_rows or self.size > options.max_bytes:
             self.start, texts, size = self._entries.popleft()
-            self._rows -= len(texts)
-            self._bytes -= size
+            self.rows -= len(texts)
+            self.size -= size
 
     def skip_range(self, prev_token: int, new_token: int) -> None:
         """Record that there are no rows in ``(prev_token, new_token]``."""
@@ -108,7 +100,7 @@ class StreamBacklog:
 
     def _begin(self, token: int) -> None:
         self._entries.clear()
-        self._rows = self._bytes = 0
+        self.rows = self.size = 0
         self.start = self.end = token
 
     def read(self, from_token: int, upto_token: int) -> StreamUpdateResult | None:

@@ -149,7 +149,7 @@ class MemoryStream:
                 raise StreamConfigurationError(
                     f"stream {description.name}: {name} is {value}; write 1 or more"
                 )
-        self._description = description
+        self.description = description
         self._instance_name = instance_name
         self._fetch = fetch
         self._key = key
@@ -172,11 +172,6 @@ class MemoryStream:
         # Rows at or below this token may be missing even from _newest_evicted.
         self._lost_upto = 0
 
-    @property
-    def description(self) -> StreamDescription:
-        """The stream's description."""
-        return self._description
-
     def current_token(self, instance_name: str) -> int:
         """Return this process's position in a writer's rows, initially 0."""
         return self._positions.get(instance_name, 0)
@@ -197,7 +192,7 @@ class MemoryStream:
         """
         if instance_name == self._instance_name:
             raise LocalProtocolError(
-                f"{self._description.name} of {instance_name} is written by this "
+                f"{self.description.name} of {instance_name} is written by this "
                 "process: only write() advances its position"
             )
         self._positions[instance_name] = token
@@ -213,9 +208,9 @@ class MemoryStream:
         """
         if not rows:
             raise LocalProtocolError(
-                f"write() of {self._description.name} was called without rows"
+                f"write() of {self.description.name} was called without rows"
             )
-        codec = self._description.codec
+        codec = self.description.codec
         texts = tuple(codec.encode_new(row) for row in rows)
         keys = () if self._key is None else tuple(map(self._key, rows))
         token = self._positions[self._instance_name] + 1
@@ -284,7 +279,7 @@ class MemoryStream:
         :raises RowsLostError: if rows were evicted.
         :raises CatchUpError: if the writer did not answer, or its address is not known.
         """
-        name = self._description.name
+        name = self.description.name
         if instance_name != self._instance_name:
             if self._fetch is None:
                 raise CatchUpError(
@@ -337,7 +332,7 @@ class MemoryStream:
         """
         low = MultiWriterStreamToken(0) if low is None else low
         high = self.current_stream_token() if high is None else high
-        from_json = self._description.codec.from_json
+        from_json = self.description.codec.from_json
         rows: list[PositionedRow] = []
         upto = low
         for writer in sorted({*high.instance_map, *low.instance_map}):

@@ -395,7 +395,7 @@ class Process:
             writers=(),
             find_removed_writers=None if finder is None else finder.find,
         )
-        stream._description = describe(table)
+        stream.description = describe(table)
         if self.cluster.shares_tokens:
             # A homeserver reads its pages without reading the sequence.
             stream._sequence = None
