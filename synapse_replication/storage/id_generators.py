@@ -143,7 +143,7 @@ class MultiWriterIdGenerator:
         self._sequence_check = SequenceCheck(
             database,
             stream,
-            self._positions.locked,
+            self._positions,
             reactor,
             clock,
             observer,
@@ -184,7 +184,7 @@ class MultiWriterIdGenerator:
         are_new = False
         while not are_new:
             ids: list[int] = []
-            with self._positions.locked() as positions:
+            with self._positions as positions:
                 fetch = positions.begin_fetch()
             try:
                 ids = self._fetch_ids(txn, fetch, n)
@@ -204,7 +204,7 @@ class MultiWriterIdGenerator:
         its writers, ids of undeclared instances are ignored.
         """
         id_ = self._sign * new_id
-        with self._positions.locked() as positions:
+        with self._positions as positions:
             is_plausible = positions.is_plausible(id_)
             if is_plausible:
                 positions.advance(instance_name, id_)
@@ -216,7 +216,7 @@ class MultiWriterIdGenerator:
 
         For this instance, it is :meth:`get_minimal_local_current_token`.
         """
-        with self._positions.locked() as positions:
+        with self._positions as positions:
             inside = positions.all_positions()
         return {writer: self._sign * id_ for writer, id_ in inside.items()}
 
@@ -226,7 +226,7 @@ class MultiWriterIdGenerator:
 
     def get_persisted_upto_position(self) -> int:
         """Return the token up to which the ids of all writers are finished."""
-        with self._positions.locked() as positions:
+        with self._positions as positions:
             return self._sign * positions.persisted_upto
 
     def get_current_token_for_writer(self, instance_name: str) -> int:
@@ -236,7 +236,7 @@ class MultiWriterIdGenerator:
         see :meth:`get_announceable_token`. For another instance, the position that it
         announced can be behind this token.
         """
-        with self._positions.locked() as positions:
+        with self._positions as positions:
             return self._sign * positions.current_token(instance_name)
 
     def get_announceable_token(self, *, follows_others: bool = True) -> int:
@@ -249,7 +249,7 @@ class MultiWriterIdGenerator:
             an id beyond the sequence's known value. The position then soon follows that
             id.
         """
-        with self._positions.locked() as positions:
+        with self._positions as positions:
             token, is_beyond = positions.announceable, positions.is_beyond_sequence
         self._sequence_check.start_if_due(is_needed=is_beyond and follows_others)
         return self._sign * token
@@ -264,7 +264,7 @@ class MultiWriterIdGenerator:
         first, with :meth:`get_current_token_for_writer`: otherwise, an id that is
         finished between the two calls can be in that range.
         """
-        with self._positions.locked() as positions:
+        with self._positions as positions:
             return self._sign * positions.local
 
     def get_first_unfinished(self) -> tuple[int, str] | None:
@@ -274,7 +274,7 @@ class MultiWriterIdGenerator:
         :class:`~synapse_replication.streams.writer_positions.WriterPositions`.
         Thread-safe.
         """
-        with self._positions.locked() as positions:
+        with self._positions as positions:
             found = positions.first_unfinished()
         return None if found is None else (self._sign * found[0], found[1])
 
@@ -299,7 +299,7 @@ class MultiWriterIdGenerator:
 
     def _fetch_ids(self, txn: Any, fetch: int, n: int) -> list[int]:
         def usable(ids: list[int]) -> list[int]:
-            with self._positions.locked() as positions:
+            with self._positions as positions:
                 return [id_ for id_ in ids if positions.is_usable(fetch, id_)]
 
         known = self._positions.max_finished
@@ -386,7 +386,7 @@ class _Block(AbstractAsyncContextManager[T], Generic[T]):
     async def __aenter__(self) -> T:
         request = self._generator.request(self._n)
         try:
-            await self._generator.waitable(request.answered())
+            await self._generator.waitable(request.answered)
         except BaseException:
             self._generator.give_up(request)
             raise

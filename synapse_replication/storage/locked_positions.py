@@ -16,7 +16,10 @@ from synapse_replication.streams.writer_positions import WriterPositions
 
 
 class LockedPositions:
-    """The positions of one stream, and their lock. All methods are thread-safe."""
+    """The positions of one stream, and their lock. All methods are thread-safe.
+
+    As a context manager, it holds the lock and yields the positions.
+    """
 
     def __init__(self, positions: WriterPositions) -> None:
         self._positions = positions
@@ -27,10 +30,6 @@ class LockedPositions:
     def max_finished(self) -> int:
         """The greatest finished id; perhaps outdated, because it is read unlocked."""
         return self._positions.max_finished
-
-    def locked(self) -> LockedPositions:
-        """Return a context manager that holds the lock and yields the positions."""
-        return self
 
     def __enter__(self) -> WriterPositions:
         self._lock.acquire()

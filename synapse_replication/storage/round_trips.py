@@ -118,23 +118,17 @@ class IdRequest:
     :ivar fetched: holds the list of ids after the fetch, until :meth:`claim` returns
         the list.
     :ivar given_up: whether the caller has abandoned the request.
+    :ivar answered: fires when the ids have been fetched, and fails if the fetch failed.
+        If the request is abandoned, it may never fire.
     """
 
-    __slots__ = ("_waiting", "fetched", "given_up", "n")
+    __slots__ = ("answered", "fetched", "given_up", "n")
 
     def __init__(self, n: int) -> None:
         self.n = n
         self.fetched: deque[list[int]] = deque()
         self.given_up = False
-        self._waiting: Deferred[None] = Deferred()
-
-    def answered(self) -> Deferred[None]:
-        """Return a Deferred that fires when the ids have been fetched.
-
-        The Deferred fails if the fetch failed. If the request is abandoned, the
-        Deferred may never fire.
-        """
-        return self._waiting
+        self.answered: Deferred[None] = Deferred()
 
     def claim(self) -> list[int] | None:
         """Return the ids once, after they were fetched; otherwise return ``None``.
@@ -148,12 +142,12 @@ class IdRequest:
 
     def wake(self, failure: Failure | None) -> None:
         """Fire the Deferred, unless the request was abandoned."""
-        if self._waiting.called or self.given_up:
+        if self.answered.called or self.given_up:
             return
         if failure is None:
-            self._waiting.callback(None)
+            self.answered.callback(None)
         else:
-            self._waiting.errback(failure)
+            self.answered.errback(failure)
 
 
 class IdFetcher:
@@ -199,7 +193,7 @@ class IdFetcher:
 
         :return: whether all ids were new.
         """
-        with self._positions.locked() as positions:
+        with self._positions as positions:
             are_new = all(positions.is_usable(fetch, id_) for id_ in ids)
             positions.end_fetch(fetch, ids if are_new else [])
         return are_new
@@ -221,7 +215,7 @@ class IdFetcher:
         if not requests:
             self._fetches.end()
             return
-        with self._positions.locked() as positions:
+        with self._positions as positions:
             fetch = positions.begin_fetch()
         count = sum(request.n for request in requests)
         self._database.transact(
@@ -307,7 +301,7 @@ class PositionPersister:
 
     def _upsert(self, waiting: list[Deferred[None]]) -> None:
         """Upsert the position, and notify all current waiters."""
-        with self._positions.locked() as positions:
+        with self._positions as positions:
             local = positions.local
         if local <= self._persisted:
             self._upserts.end()

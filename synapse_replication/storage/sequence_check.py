@@ -18,7 +18,6 @@ is therefore greater than any position that a reader may have reached.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from twisted.internet.interfaces import IReactorFromThreads
@@ -28,9 +27,9 @@ from twisted.python.failure import Failure
 from synapse_replication.errors import ImplausiblePositionError
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.storage.id_streams import IdStream, read_sequence
+from synapse_replication.storage.locked_positions import LockedPositions
 from synapse_replication.storage.sequences import skip_ids
 from synapse_replication.storage.transactions import TransactionRunner
-from synapse_replication.streams.writer_positions import WriterPositions
 
 if TYPE_CHECKING:
     from synapse_replication.handlers.interfaces import Clock
@@ -53,7 +52,6 @@ class SequenceCheck:
 
     Use it in the reactor's thread, except :meth:`hold_back`.
 
-    :param locked: returns a context manager that locks and yields the positions.
     :param on_checked: called after a read that may have changed the positions.
     """
 
@@ -61,7 +59,7 @@ class SequenceCheck:
         self,
         database: TransactionRunner,
         stream: IdStream,
-        locked: Callable[[], AbstractContextManager[WriterPositions]],
+        positions: LockedPositions,
         reactor: IReactorFromThreads,
         clock: Clock,
         observer: ReplicationObserver,
@@ -69,7 +67,7 @@ class SequenceCheck:
     ) -> None:
         self._database = database
         self._stream = stream
-        self._locked = locked
+        self._positions = positions
         self._reactor = reactor
         self._clock = clock
         self._observer = observer
@@ -122,7 +120,7 @@ class SequenceCheck:
             self.start()
 
     def _read(self, txn: Any) -> int:
-        with self._locked() as positions:
+        with self._positions as positions:
             known, is_writer = positions.max_finished, positions.is_writer
         last = read_sequence(txn, self._stream.sequence)
         if is_writer and 0 < known - last <= self._stream.plausible_distance:
@@ -140,7 +138,7 @@ class SequenceCheck:
 
     def _succeeded(self, last: int, held_back: Mapping[str, int]) -> None:
         self._is_running = False
-        with self._locked() as positions:
+        with self._positions as positions:
             is_news = positions.set_allocated(last) or bool(held_back)
             for instance_name, id_ in held_back.items():
                 if id_ <= last:

@@ -145,7 +145,7 @@ class SteppedTests(SteppedTestCase):
         A block collected while this thread holds the lock does not wait for it: its ids
         are finished when the lock is released.
         """
-        with self.ids._positions.locked() as positions:
+        with self.ids._positions as positions:
             positions.end_fetch(positions.begin_fetch(), [8])
             self.ids.release_without_waiting([8])
             self.assertEqual(positions.announced, 7)

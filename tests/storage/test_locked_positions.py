@@ -23,12 +23,12 @@ class LockedPositionsTests(SynchronousTestCase):
 
     def open_ids(self, *ids: int) -> None:
         """Open ids."""
-        with self.shared.locked() as positions:
+        with self.shared as positions:
             positions.end_fetch(positions.begin_fetch(), list(ids))
 
     def announceable(self) -> int:
         """Return the position that may be announced."""
-        with self.shared.locked() as positions:
+        with self.shared as positions:
             return positions.announceable
 
     def test_finish(self) -> None:
@@ -45,7 +45,7 @@ class LockedPositionsTests(SynchronousTestCase):
         self.open_ids(8)
 
         def fail() -> None:
-            with self.shared.locked() as positions:
+            with self.shared as positions:
                 self.shared.finish([8])
                 self.assertEqual(positions.announceable, 7)
                 raise ZeroDivisionError
@@ -62,7 +62,7 @@ class LockedPositionsTests(SynchronousTestCase):
         is_held, may_end = threading.Event(), threading.Event()
 
         def hold() -> None:
-            with self.shared.locked():
+            with self.shared:
                 is_held.set()
                 may_end.wait(30)
 
