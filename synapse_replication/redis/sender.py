@@ -140,11 +140,6 @@ class RedisSender:
         self.receivers: int | None = None
 
     @property
-    def connected(self) -> bool:
-        """Whether there is a connection to publish on."""
-        return self._protocol is not None
-
-    @property
     def unacknowledged(self) -> int:
         """The number of publishes without a reply."""
         return 0 if self._protocol is None else self._protocol.unacknowledged
@@ -154,11 +149,6 @@ class RedisSender:
         """The number of lines that are not written yet, and their size in bytes."""
         pending = self._waiting.pending
         return sum(len(publish.lines) for publish in pending), self._waiting.size
-
-    @property
-    def lost(self) -> int:
-        """The number of publishes lost since positions were last announced."""
-        return self._ledger.lost
 
     @property
     def is_behind(self) -> bool:

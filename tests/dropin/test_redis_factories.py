@@ -108,6 +108,6 @@ class RedisTests(SynchronousTestCase):
         """If published rows may have been lost, the handler announces its positions."""
         factory = lazyConnection(self.hs)._factory
         factory.sender.publish("RDATA", "test", [b"RDATA s w 1 []"])
-        self.assertEqual(factory.sender.lost, 1)
+        self.assertEqual(factory.sender._ledger.lost, 1)
         factory.sender._on_lost(1)
         self.assertEqual(self.handler.calls, [("positions",)])

@@ -107,7 +107,10 @@ class FrozenRedisTests(TestCase):
 
     async def until_connected(self, peer: Peer) -> None:
         await self.until(
-            lambda: peer.handler.sender.connected() and peer.link.sender.connected
+            lambda: (
+                peer.handler.sender.connected()
+                and peer.link.sender._protocol is not None
+            )
         )
 
     @staticmethod

@@ -181,7 +181,7 @@ class RedisSenderTests(RedisSenderTestCase):
         self.memory.lose(0)
         self.assertEqual(self.sender.unacknowledged, 0)
         # Rows 2 and 3 were not acknowledged, row 4 was not written.
-        self.assertEqual(self.sender.lost, 3)
+        self.assertEqual(self.sender._ledger.lost, 3)
         self.publish_rows(5)
         self.end_turn()
         self.memory.connect(0)
@@ -197,7 +197,7 @@ class RedisSenderTests(RedisSenderTestCase):
                 encode_publishes(b"hs", [_POSITION, b"REMOTE_SERVER_UP x", rdata(6)])
             ),
         )
-        self.assertEqual(self.sender.lost, 0)
+        self.assertEqual(self.sender._ledger.lost, 0)
 
     def test_nothing_lost(self) -> None:
         """If everything was acknowledged, nothing is announced after a reconnection."""
@@ -229,9 +229,9 @@ class RedisSenderTests(RedisSenderTestCase):
         self.patch(sender, "MAX_PENDING_BYTES", 1000)
         self.sender.publish("RDATA", "hs", [b"x" * 1001])
         self.assertTrue(self.memory.transports[0].aborted)
-        self.assertEqual(self.sender.lost, 3)
+        self.assertEqual(self.sender._ledger.lost, 3)
         self.memory.lose(0)
-        self.assertEqual(self.sender.lost, 3)
+        self.assertEqual(self.sender._ledger.lost, 3)
         self.assertIn("does not read", str(self.memory.events.all))
 
     def test_refused(self) -> None:
@@ -242,7 +242,7 @@ class RedisSenderTests(RedisSenderTestCase):
         self.memory.deliver_data(0, b":1\r\n-NOPERM no channel\r\n:1\r\n")
         self.assertTrue(self.memory.transports[0].aborted)
         self.memory.lose(0)
-        self.assertEqual(self.sender.lost, 2)
+        self.assertEqual(self.sender._ledger.lost, 2)
         self.assertIn("NOPERM no channel", str(self.memory.events.all))
 
     def test_failed_command(self) -> None:

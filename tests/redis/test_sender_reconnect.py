@@ -69,7 +69,7 @@ class ReconnectTests(RedisSenderTestCase):
         ((_, feature, why),) = self.unavailable
         self.assertIn("client|info and client|kill", feature)
         self.assertIn("NOPERM", why)
-        self.assertTrue(self.sender.connected)
+        self.assertIsNotNone(self.sender._protocol)
         self.assertEqual(self.publish_again(), [_PING])
         self.assertEqual(len(self.unavailable), 1)
         self.assertEqual(self.failures, [])
@@ -291,8 +291,8 @@ class ReconnectTests(RedisSenderTestCase):
         self.assertIn(
             ("failure", "announcing positions again", "bug"), self.memory.events.all
         )
-        self.assertFalse(self.sender.connected)
-        self.assertEqual(self.sender.lost, 1)
+        self.assertIsNone(self.sender._protocol)
+        self.assertEqual(self.sender._ledger.lost, 1)
 
     def test_retained_commands_are_bounded(self) -> None:
         """
@@ -301,7 +301,7 @@ class ReconnectTests(RedisSenderTestCase):
         lines = [b"REMOTE_SERVER_UP x"] * (ledger.MAX_RETAINED + 5)
         self.sender.publish("REMOTE_SERVER_UP", "hs", lines)
         self.publish_rows(1, 2)
-        self.assertEqual(self.sender.lost, 7)
+        self.assertEqual(self.sender._ledger.lost, 7)
         self.assertIn(
             ("commands_dropped", "REMOTE_SERVER_UP", "queue_full", 5),
             self.memory.events.all,

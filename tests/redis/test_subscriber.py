@@ -401,7 +401,7 @@ class ExtensionChannelTests(SynchronousTestCase):
         """
         memory = self.memory
         memory.deliver_data(1, _CONFIRMED)
-        self.assertEqual(memory.link.sender.lost, 0)
+        self.assertEqual(memory.link.sender._ledger.lost, 0)
         memory.transports[0].take()
         memory.greet()
         memory.reactor.advance(0)
