@@ -12,15 +12,12 @@ from typing_extensions import override
 from synapse_replication.handlers.events import Event, Work
 from synapse_replication.handlers.observer import ReplicationObserver
 
-#: The methods for events of the hot path.
-_DIRECT = (
-    "commands_received",
-    "commands_sent",
-    "position_announced",
-    "position_changed",
-    "queue_changed",
-    "rows_received",
-)
+#: The methods that observers may override, in addition to ``observe``.
+_METHODS = [
+    name
+    for name in vars(ReplicationObserver)
+    if not name.startswith("_") and name not in ("observe", "failure")
+]
 
 
 class CompositeObserver(ReplicationObserver):
@@ -34,7 +31,7 @@ class CompositeObserver(ReplicationObserver):
 
     def __init__(self, observers: Iterable[ReplicationObserver]) -> None:
         self._observers = tuple(observers)
-        for name in (*_DIRECT, "span"):
+        for name in _METHODS:
             wanted = [
                 getattr(each, name)
                 for each in self._observers

@@ -123,9 +123,9 @@ class ReplicationMetrics(Collector):
         self, registry: CollectorRegistry, existing: Mapping[str, Any] | None = None
     ) -> None:
         existing = existing or {}
-        self._families: dict[str, Any] = {
-            definition.name: existing.get(definition.name)
-            or _make(definition, registry)
+        #: The metrics whose values are stored.
+        self.families: dict[MetricDefinition, Any] = {
+            definition: existing.get(definition.name) or _make(definition, registry)
             for definition in METRICS
             if not definition.is_read_at_scrape
         }
@@ -134,10 +134,6 @@ class ReplicationMetrics(Collector):
             weakref.WeakKeyDictionary()
         )
         registry.register(self)
-
-    def children(self, definition: MetricDefinition, server_name: str) -> Children:
-        """Return the children of a metric that belong to one server."""
-        return Children(self._families[definition.name], server_name)
 
     def scrape(self, server_name: str, observer: PrometheusObserver) -> None:
         """Read the gauges of an observer at each scrape, while the observer exists."""
@@ -225,9 +221,8 @@ class PrometheusObserver(ReplicationObserver):
     ) -> None:
         self.turns = turns
         self._metrics = {
-            definition: replication_metrics.children(definition, server_name)
-            for definition in METRICS
-            if not definition.is_read_at_scrape
+            definition: Children(family, server_name)
+            for definition, family in replication_metrics.families.items()
         }
         self._inbound = self._metrics[metrics.INBOUND_COMMANDS]
         self._outbound = self._metrics[metrics.OUTBOUND_COMMANDS]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence, Sized
+from collections.abc import Sequence
 
 from msgspec import Struct
 
@@ -15,7 +15,7 @@ from synapse_replication.instrumentation.status.model import (
     describe_stuck_id,
     name_writer,
 )
-from synapse_replication.text import printable
+from synapse_replication.text import counted, printable
 
 
 class Standing(enum.Enum):
@@ -116,7 +116,9 @@ def _describe_live(followed: Sequence[WriterStatus]) -> str:
         return "live: follows no other process"
     writers = {writer.instance_name for writer in followed}
     streams = {writer.stream_name for writer in followed}
-    text = f"live: {_count(streams, 'stream')} of {_count(writers, 'writer')}"
+    text = (
+        f"live: {counted(len(streams), 'stream')} of {counted(len(writers), 'writer')}"
+    )
     last = max(followed, key=lambda writer: writer.lag)
     if last.lag:
         text += f", {name_writer(last)} {last.lag:,} behind"
@@ -125,7 +127,3 @@ def _describe_live(followed: Sequence[WriterStatus]) -> str:
 
 def _and_more(writers: Sequence[WriterStatus]) -> str:
     return f", and {len(writers) - 1} more" if len(writers) > 1 else ""
-
-
-def _count(things: Sized, noun: str) -> str:
-    return f"{len(things)} {noun}{'s' * (len(things) != 1)}"

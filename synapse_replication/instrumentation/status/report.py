@@ -157,15 +157,12 @@ class StatusReport:
         peer = self._peers.get(key[1])
         if peer is not None and peer.is_leaving and not self._is_replaced(peer):
             return False
-        return self._is_followed(key) or not writer.is_idle(self._oldest_event())
+        return self._is_followed(key) or not writer.is_idle(self._now - FORGET_AFTER)
 
     def _is_followed(self, key: tuple[str, str]) -> bool:
         """Return whether rows of a writer are missing here."""
         reader = self._readers.get(key)
         return reader is not None and reader.state in _FETCHES
-
-    def _oldest_event(self) -> float:
-        return self._now - FORGET_AFTER
 
     def _writer(self, key: tuple[str, str]) -> WriterStatus:
         writer = self._records.writers.get(key) or WriterRecord(self._now, self._now)
