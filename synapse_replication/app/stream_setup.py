@@ -29,6 +29,7 @@ import itertools
 from collections.abc import Awaitable, Mapping
 from typing import Any
 
+import attrs
 import psycopg2
 from twisted.internet.interfaces import IReactorFromThreads
 from twisted.logger import Logger
@@ -85,6 +86,7 @@ _OF_EACH_VERSION = "events"
 Positions = Mapping[tuple[str, str], int]
 
 
+@attrs.define(eq=False, repr=False)
 class StreamSetup:
     """Adds the configured streams to a host, once.
 
@@ -97,26 +99,21 @@ class StreamSetup:
         to write.
     """
 
-    def __init__(
-        self,
-        options: ReplicationOptions,
-        host: StandaloneHost,
-        database: Database | None,
-        reactor: IReactorFromThreads,
-    ) -> None:
-        self._options = options
-        self._reactor = reactor
-        self._host = host
-        self._database = database
-        self.empty_ranges: dict[str, tuple[int, int]] = {}
-        self.generators: dict[str, MultiWriterIdGenerator] = {}
-        self._first_seen: dict[str, float] = {}
-        self._saved: Positions = {}
-        #: The stored positions by stream and writer; tokens as on the wire.
-        self._stored: dict[str, dict[str, int]] = {}
-        #: The tokens up to which rows of removed writers are skipped, by stream and
-        #: writer.
-        self._skipped: dict[tuple[str, str], int] = {}
+    _options: ReplicationOptions
+    _host: StandaloneHost
+    _database: Database | None
+    _reactor: IReactorFromThreads
+    empty_ranges: dict[str, tuple[int, int]] = attrs.field(factory=dict, init=False)
+    generators: dict[str, MultiWriterIdGenerator] = attrs.field(
+        factory=dict, init=False
+    )
+    _first_seen: dict[str, float] = attrs.field(factory=dict, init=False)
+    _saved: Positions = attrs.field(factory=dict, init=False)
+    #: The stored positions by stream and writer; tokens as on the wire.
+    _stored: dict[str, dict[str, int]] = attrs.field(factory=dict, init=False)
+    #: The tokens up to which rows of removed writers are skipped, by stream and
+    #: writer.
+    _skipped: dict[tuple[str, str], int] = attrs.field(factory=dict, init=False)
 
     async def add_streams(self, sink: RowSink) -> None:
         """Create the streams, and report their initial positions to the sink.

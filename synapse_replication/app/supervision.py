@@ -43,6 +43,7 @@ def needs_restart(old: ProcessConfig, new: ProcessConfig) -> list[str]:
     ]
 
 
+@attrs.define(eq=False, repr=False)
 class SupervisedProcess:
     """Runs a process, and reports its status to the service manager.
 
@@ -58,27 +59,23 @@ class SupervisedProcess:
 
     log = Logger()
 
-    def __init__(
-        self,
-        process: Replication,
-        config: ProcessConfig,
-        reactor: Any,
-        read_config: Callable[[], ProcessConfig],
-        set_log_level: Callable[[str], None],
-        notify: NotifySocket | None = None,
-        feed_every: float | None = None,
-    ) -> None:
-        self.started = process.started
-        self._process = process
-        self._config = config
-        self._read_config = read_config
-        self._set_log_level = set_log_level
-        self._notify = notify
+    _process: Replication
+    _config: ProcessConfig
+    _reactor: Any
+    _read_config: Callable[[], ProcessConfig]
+    _set_log_level: Callable[[str], None]
+    _notify: NotifySocket | None = None
+    _feed_every: float | None = None
+    started: Deferred[None] = attrs.field(init=False)
+    _systemd: SystemdNotifier = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.started = self._process.started
         self._systemd = SystemdNotifier(
-            notify.send if notify is not None else _send_nothing,
-            ReactorClock(reactor),
-            process.snapshot,
-            feed_every,
+            self._notify.send if self._notify is not None else _send_nothing,
+            ReactorClock(self._reactor),
+            self._process.snapshot,
+            self._feed_every,
         )
 
     def startService(self) -> None:

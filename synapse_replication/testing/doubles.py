@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 EPOCH_MS = 1_700_000_000_000
 
 
+@attrs.define(eq=False, repr=False, slots=False)
 class MemoryConnection:
     """A connection that records sent lines.
 
@@ -59,21 +60,14 @@ class MemoryConnection:
     :ivar broken: if set, the exception that every send raises.
     """
 
-    def __init__(
-        self,
-        name: str = "memory",
-        *,
-        relays: bool = False,
-        max_line_length: int | None = None,
-    ) -> None:
-        self.name = name
-        self.relays = relays
-        self.max_line_length = max_line_length
-        self.sent: list[str] = []
-        self.writes: list[int] = []
-        self.closed_with: list[str] = []
-        self.is_behind = False
-        self.broken: Exception | None = None
+    name: str = "memory"
+    relays: bool = attrs.field(default=False, kw_only=True)
+    max_line_length: int | None = attrs.field(default=None, kw_only=True)
+    sent: list[str] = attrs.field(factory=list, init=False)
+    writes: list[int] = attrs.field(factory=list, init=False)
+    closed_with: list[str] = attrs.field(factory=list, init=False)
+    is_behind: bool = attrs.field(default=False, init=False)
+    broken: Exception | None = attrs.field(default=None, init=False)
 
     def send_command(self, command: Command) -> None:
         """Record the line of a command."""
