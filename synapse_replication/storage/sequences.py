@@ -316,18 +316,17 @@ def _without_implausible(
 
     :param last: the sequence's value.
     """
+    plausible = dict(stored)
     for writer, position in stored.items():
         if position - last > stream.plausible_distance:
+            plausible[writer] = last
             _log.warn(
                 "{error}; {last} is used as the position of {writer}",
                 error=_sequence_behind_positions(stream, last, position),
                 writer=writer,
                 last=last,
             )
-    return {
-        writer: last if position - last > stream.plausible_distance else position
-        for writer, position in stored.items()
-    }
+    return plausible
 
 
 def _read_checked_sequence(
