@@ -10,8 +10,8 @@ The command replaces its process with one that runs the module: see
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeVar
 
 import click
 from msgspec.structs import asdict
@@ -29,20 +29,32 @@ from synapse_replication.dropin.settings import DropInSettings, variable
 from synapse_replication.dropin.substitution import SubstitutionError
 from synapse_replication.dropin.table import PARTS
 
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+_DEFAULTS: Final = asdict(DropInSettings())
+
 
 def _split(ctx: click.Context, param: click.Parameter, value: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in value.split(",") if part.strip())
+
+
+def _setting(flags: str, **more: Any) -> Callable[[_Command], _Command]:
+    """Return a decorator that adds the option for a setting, which has its name."""
+    name = flags.partition("/")[0].removeprefix("--").replace("-", "_")
+    default = _DEFAULTS[name]
+    return click.option(
+        flags,
+        envvar=variable(name),
+        default=default,
+        show_default=default != "",
+        **more,
+    )
 
 
 @command(
     "exec",
     "exec --list",
     "exec -m synapse.app.homeserver -c homeserver.yaml",
-    context_settings={
-        "allow_interspersed_args": False,
-        "ignore_unknown_options": True,
-        "default_map": asdict(DropInSettings()),
-    },
+    context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True},
 )
 @click.option(
     "--only",
@@ -59,59 +71,45 @@ def _split(ctx: click.Context, param: click.Parameter, value: str) -> tuple[str,
     metavar="PARTS",
     help="Replace all but these parts.",
 )
-@click.option(
+@_setting(
     "--extension/--no-extension",
-    envvar=variable("extension"),
-    show_default=True,
     help="Exchange epochs and heartbeats with peers, on a channel that stock processes "
     "do not use.",
 )
-@click.option(
+@_setting(
     "--backlog-rows",
     type=click.IntRange(min=0),
-    envvar=variable("backlog_rows"),
-    show_default=True,
     help="The most rows in the backlog of each stream, for readers that missed them.",
 )
-@click.option(
+@_setting(
     "--backlog-bytes",
     type=click.IntRange(min=0),
-    envvar=variable("backlog_bytes"),
-    show_default=True,
     help="The most bytes in the backlog of each stream.",
 )
-@click.option(
+@_setting(
     "--plausible-distance",
     type=click.IntRange(min=1000),
-    envvar=variable("plausible_distance"),
-    show_default=True,
     help="The most ids by which an announced position may exceed the last id of the "
     "stream's sequence.",
 )
-@click.option(
+@_setting(
     "--position-check-seconds",
     type=click.IntRange(min=0, max=3600),
-    envvar=variable("position_check_seconds"),
-    show_default=True,
     help="The mean time between two reads of stream_positions, which find rows that a "
     "writer has not announced; 0 to read none.",
 )
-@click.option(
+@_setting(
     "--writer-lock/--no-writer-lock",
-    envvar=variable("writer_lock"),
-    show_default=True,
     help="Refuse to start while another process with the name of a writer runs.",
 )
-@click.option(
+@_setting(
     "--hooks",
-    envvar=variable("hooks"),
     metavar="NAMES",
     help="Dotted names, separated by commas, of functions that take (host, config) and "
     "subscribe to hooks.",
 )
-@click.option(
+@_setting(
     "--tracing-endpoint",
-    envvar=variable("tracing_endpoint"),
     metavar="URL",
     help="Send spans to this collector with OTLP over HTTP.",
 )
