@@ -125,12 +125,6 @@ def are_stored(streams: Sequence[str | TableStream]) -> bool:
 #: The default of ``cp_max``, the maximum number of connections to the database.
 DEFAULT_CONNECTIONS = 10
 
-_NO_NUMBER_OF_CONNECTIONS = (
-    ("database", "args", "cp_max"),
-    "is not a number of connections",
-    f"write a whole number from 1, for instance {DEFAULT_CONNECTIONS}",
-)
-
 
 def _conninfo(args: Mapping[str, Any]) -> dict[str, Any]:
     """Return libpq's parameters among the arguments of the driver."""
@@ -176,7 +170,11 @@ def read_database(
     args = section.args
     most = args.get("cp_max", DEFAULT_CONNECTIONS)
     if isinstance(most, bool) or not isinstance(most, int) or most < 1:
-        report(*_NO_NUMBER_OF_CONNECTIONS)
+        report(
+            ("database", "args", "cp_max"),
+            "is not a number of connections",
+            f"write a whole number from 1, for instance {DEFAULT_CONNECTIONS}",
+        )
         most = DEFAULT_CONNECTIONS
     conninfo = _conninfo(args)
     if is_needed and (why := why_no_conninfo(conninfo)) is not None:

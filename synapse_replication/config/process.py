@@ -365,11 +365,9 @@ class _Checks:
             for name, stream in config.declared.items()
             if stream.description.held_in_memory and config.writes(name)
         ]
-        if "worker_listeners" in self._merged.failed_keys() or any(
-            "replication" in listener.resources for listener in config.listeners
-        ):
-            return
-        if in_memory:
+        failed = "worker_listeners" in self._merged.failed_keys()
+        serves = any("replication" in each.resources for each in config.listeners)
+        if in_memory and not (failed or serves):
             self._problem(
                 ("worker_listeners",),
                 f"this worker writes to {', '.join(in_memory)}, but has no replication "
