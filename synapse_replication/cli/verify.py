@@ -90,9 +90,7 @@ def summarise(meter: LossMeter) -> dict[str, Any]:
 def print_summary(summary: Mapping[str, Any], out: TextIO) -> None:
     """Print the totals of a meter as a table."""
     writers = summary["writers"]
-    table = Table(box=None, pad_edge=False)
-    for title in ("Stream", "Writer"):
-        table.add_column(title)
+    table = Table("Stream", "Writer", box=None, pad_edge=False)
     for title in ("Committed", "Never announced", "Late", "Slowest, s"):
         table.add_column(title, justify="right")
     for each in writers:
