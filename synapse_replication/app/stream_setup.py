@@ -167,7 +167,6 @@ class StreamSetup:
         )
 
     async def _make_all(self, sink: RowSink) -> None:
-        has_saved = isinstance(sink, PositionSink)
         if isinstance(sink, PositionSink):
             self._saved = sink.saved_positions()
         await self._read_stored()
@@ -189,7 +188,7 @@ class StreamSetup:
             await self._find_own_earlier_rows(stream)
             if self._options.fill_sink:
                 await self._deliver_own_rows(stream, sink)
-            if has_saved:
+            if isinstance(sink, PositionSink):
                 await self._report_initial_positions(stream, sink)
 
     def _may_be_absent(self, name: str) -> bool:
