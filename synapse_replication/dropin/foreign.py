@@ -11,6 +11,8 @@ import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import attrs
+
 from synapse_replication.dropin.host_code import host_attribute
 from synapse_replication.dropin.observer import observer_of
 from synapse_replication.handlers.handler import ReplicationCommandHandler
@@ -57,24 +59,18 @@ class ForeignConnection:
         """Do nothing: the host's connection handles lines that it cannot parse."""
 
 
+@attrs.define(eq=False, repr=False)
 class ForeignHandler:
     """Adapts a host's command handler, which receives single commands.
 
     :param original: the host's handler.
-    :param run_as_background_process: groups the awaitable that a method of the handler
-        returns.
+    :param run: groups the awaitable that a method of the handler returns.
     :param observer: receives the failures of the handler.
     """
 
-    def __init__(
-        self,
-        original: Any,
-        run_as_background_process: Callable[..., Awaitable[Any]],
-        observer: ReplicationObserver,
-    ) -> None:
-        self._original = original
-        self._run = run_as_background_process
-        self._observer = observer
+    _original: Any
+    _run: Callable[..., Awaitable[Any]]
+    _observer: ReplicationObserver
 
     def new_connection(self, connection: ReplicationConnection) -> None:
         """Report a new connection to the host's handler.

@@ -22,6 +22,7 @@ import re
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
+import attrs
 from msgspec import Struct
 from msgspec.structs import replace
 from twisted.logger import Logger
@@ -144,6 +145,7 @@ def _tables(stream: IdStream) -> list[str]:
     return [queries.identifier(column.table) for column in stream.tables]
 
 
+@attrs.define(eq=False, repr=False)
 class PredecessorWait:
     """Waits for the transactions that a process with this one's name may have left.
 
@@ -156,18 +158,11 @@ class PredecessorWait:
         process share it.
     """
 
-    def __init__(
-        self,
-        stream: IdStream,
-        instance_name: str,
-        seconds: Callable[[], float],
-        first_seen: dict[str, float],
-    ) -> None:
-        self._stream = stream
-        self._instance_name = instance_name
-        self._seconds = seconds
-        self._first_seen = first_seen
-        self._open: frozenset[str] | None = None
+    _stream: IdStream
+    _instance_name: str
+    _seconds: Callable[[], float]
+    _first_seen: dict[str, float]
+    _open: frozenset[str] | None = attrs.field(default=None, init=False)
 
     def is_over(self, txn: Any) -> bool:
         """Return whether all transactions that the first call found have ended.

@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeAlias
 
+import attrs
+
 from synapse_replication.errors import HttpCatchUpError
 from synapse_replication.handlers.epochs import PeerEpochs
 from synapse_replication.handlers.events import BacklogRequested
@@ -36,6 +38,7 @@ RequestRows: TypeAlias = Callable[
 :exc:`~synapse_replication.errors.HttpCatchUpError`."""
 
 
+@attrs.define(eq=False, repr=False)
 class PartialResync:
     """Client of the backlogs of all writers.
 
@@ -43,18 +46,11 @@ class PartialResync:
     :param request_rows: requests rows from a writer once, with a short timeout.
     """
 
-    def __init__(
-        self,
-        epochs: PeerEpochs,
-        request_rows: RequestRows,
-        clock: Clock,
-        observer: ReplicationObserver,
-    ) -> None:
-        self._epochs = epochs
-        self._request_rows = request_rows
-        self._clock = clock
-        self._observer = observer
-        self._skipped_until: dict[str, float] = {}
+    _epochs: PeerEpochs
+    _request_rows: RequestRows
+    _clock: Clock
+    _observer: ReplicationObserver
+    _skipped_until: dict[str, float] = attrs.field(factory=dict, init=False)
 
     async def get_updates_since(
         self, stream_name: str, instance_name: str, from_token: int, upto_token: int

@@ -20,6 +20,8 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from operator import lt
 from typing import Any, cast
 
+import attrs
+
 from synapse_replication.handlers.events import DiscardReason
 from synapse_replication.handlers.link import Link
 from synapse_replication.handlers.receiving.catch_up import CatchUps
@@ -34,6 +36,7 @@ from synapse_replication.wire.rdata import InterleavedGroup, RdataGroup
 SLICE = 100
 
 
+@attrs.define(eq=False, repr=False)
 class RowHandler:
     """Handler of the rows of one stream, from all its writers.
 
@@ -44,22 +47,13 @@ class RowHandler:
     :ivar times_full: how often the items of a full queue were given up.
     """
 
-    def __init__(
-        self,
-        context: StreamContext,
-        writers: Writers,
-        decoder: RowDecoder,
-        catch_ups: CatchUps,
-        park: Callable[[Writer, Link, RdataGroup], None],
-        give_up: Callable[[Link, RdataGroup], None],
-    ) -> None:
-        self._context = context
-        self._writers = writers
-        self._decoder = decoder
-        self._catch_ups = catch_ups
-        self._park = park
-        self._give_up = give_up
-        self.times_full = 0
+    _context: StreamContext
+    _writers: Writers
+    _decoder: RowDecoder
+    _catch_ups: CatchUps
+    _park: Callable[[Writer, Link, RdataGroup], None]
+    _give_up: Callable[[Link, RdataGroup], None]
+    times_full: int = attrs.field(default=0, init=False)
 
     # -- one writer -------------------------------------------------------------------
 
