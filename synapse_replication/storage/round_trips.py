@@ -22,6 +22,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+import attrs
 from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
@@ -150,6 +151,7 @@ class IdRequest:
             self.answered.errback(failure)
 
 
+@attrs.define(eq=False, repr=False)
 class IdFetcher:
     """Fetches the ids of one stream for all requests.
 
@@ -163,20 +165,15 @@ class IdFetcher:
     :param on_finished: called after the ids of abandoned requests were finished.
     """
 
-    def __init__(
-        self,
-        database: TransactionRunner,
-        positions: LockedPositions,
-        fetch_ids: Callable[[Any, int, int], list[int]],
-        on_finished: Callable[[], object],
-        gate: RoundTripGate,
-    ) -> None:
-        self._database = database
-        self._positions = positions
-        self._fetch_ids = fetch_ids
-        self._on_finished = on_finished
-        self._gate = gate
-        self._fetches = SharedRoundTrip(self._fetch, gate)
+    _database: TransactionRunner
+    _positions: LockedPositions
+    _fetch_ids: Callable[[Any, int, int], list[int]]
+    _on_finished: Callable[[], object]
+    _gate: RoundTripGate
+    _fetches: SharedRoundTrip[IdRequest] = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._fetches = SharedRoundTrip(self._fetch, self._gate)
 
     def request(self, n: int) -> IdRequest:
         """Request ``n`` ids, to be fetched together with those of other requests."""
@@ -257,6 +254,7 @@ class IdFetcher:
                 request.wake(failure)
 
 
+@attrs.define(eq=False, repr=False)
 class PositionPersister:
     """Persists the position up to which this instance's ids of one stream are finished.
 
@@ -266,27 +264,22 @@ class PositionPersister:
     :param observer: notified of upserts and their failures.
     """
 
-    def __init__(
-        self,
-        database: TransactionRunner,
-        stream: IdStream,
-        instance_name: str,
-        positions: LockedPositions,
-        clock: Clock,
-        observer: ReplicationObserver,
-        gate: RoundTripGate,
-    ) -> None:
-        self._database = database
-        self._stream = stream
-        self._instance_name = instance_name
-        self._positions = positions
-        self._clock = clock
-        self._observer = observer
-        self._gate = gate
-        self._upserts = SharedRoundTrip(self._upsert, gate)
-        self._statement = queries.upsert_position(stream.negative)
-        self._persisted = 0
-        self._retry_is_due = False
+    _database: TransactionRunner
+    _stream: IdStream
+    _instance_name: str
+    _positions: LockedPositions
+    _clock: Clock
+    _observer: ReplicationObserver
+    _gate: RoundTripGate
+    _upserts: SharedRoundTrip[Deferred[None]] = attrs.field(init=False)
+    _statement: str = attrs.field(init=False)
+    #: The greatest position that was persisted.
+    _persisted: int = attrs.field(default=0, init=False)
+    _retry_is_due: bool = attrs.field(default=False, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._upserts = SharedRoundTrip(self._upsert, self._gate)
+        self._statement = queries.upsert_position(self._stream.negative)
 
     def persist(self) -> Deferred[None]:
         """Persist the position.

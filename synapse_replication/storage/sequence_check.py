@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+import attrs
 from twisted.internet.interfaces import IReactorFromThreads
 from twisted.logger import Logger
 from twisted.python.failure import Failure
@@ -45,6 +46,7 @@ CHECK_SECONDS = 1.0
 RECHECK_SECONDS = 120.0
 
 
+@attrs.define(eq=False, repr=False)
 class SequenceCheck:
     """Reads the sequence of one stream when announced positions exceed its known value.
 
@@ -55,28 +57,21 @@ class SequenceCheck:
     :param on_checked: called after a read that may have changed the positions.
     """
 
-    def __init__(
-        self,
-        database: TransactionRunner,
-        stream: IdStream,
-        positions: LockedPositions,
-        reactor: IReactorFromThreads,
-        clock: Clock,
-        observer: ReplicationObserver,
-        on_checked: Callable[[], object],
-    ) -> None:
-        self._database = database
-        self._stream = stream
-        self._positions = positions
-        self._reactor = reactor
-        self._clock = clock
-        self._observer = observer
-        self._on_checked = on_checked
-        self._is_running = False
-        self._not_before = -CHECK_SECONDS
-        self._due = clock.seconds() + RECHECK_SECONDS
-        #: Announced positions that are far beyond the sequence, by writer.
-        self._held_back: dict[str, int] = {}
+    _database: TransactionRunner
+    _stream: IdStream
+    _positions: LockedPositions
+    _reactor: IReactorFromThreads
+    _clock: Clock
+    _observer: ReplicationObserver
+    _on_checked: Callable[[], object]
+    _is_running: bool = attrs.field(default=False, init=False)
+    _not_before: float = attrs.field(default=-CHECK_SECONDS, init=False)
+    _due: float = attrs.field(init=False)
+    #: Announced positions that are far beyond the sequence, by writer.
+    _held_back: dict[str, int] = attrs.field(factory=dict, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._due = self._clock.seconds() + RECHECK_SECONDS
 
     def hold_back(self, instance_name: str, id_: int) -> None:
         """Apply an implausible position once the sequence has confirmed it.
