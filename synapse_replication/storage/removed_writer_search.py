@@ -192,6 +192,7 @@ def _walk(txn: Any, stream: IdStream, column: IdColumn, low: int) -> dict[str, i
     return greatest
 
 
+@attrs.define(eq=False, repr=False)
 class RemovedWriterFinder:
     """Finds the removed writers of one stream, for one reader.
 
@@ -200,29 +201,22 @@ class RemovedWriterFinder:
     :param is_new: whether the reader is new, and needs no rows from before its start.
     """
 
-    def __init__(
-        self,
-        database: TransactionRunner,
-        clock: Clock,
-        stream: IdStream,
-        instance_name: str,
-        handled: HandledPositions,
-        *,
-        is_new: bool = False,
-    ) -> None:
-        self._database = database
-        self._clock = clock
-        self._stream = stream
-        self._instance_name = instance_name
-        self._handled = handled
-        # Each writer's greatest row found so far, and the ids from which the next
-        # search starts, so that it does not walk all rows again.
-        self._greatest: dict[str, int] = {}
-        self._low: dict[str, int] = {}
-        self._walk_from = handled.unknown
-        self._walk_at_most = LOOK_BACK if is_new else None
-        #: Writers that a survey has found with a stored position.
-        self._were_stored: set[str] = set()
+    _database: TransactionRunner
+    _clock: Clock
+    _stream: IdStream
+    _instance_name: str
+    _handled: HandledPositions
+    _is_new: bool = attrs.field(default=False, kw_only=True)
+    # Each writer's greatest row found so far, and the ids from which the next search
+    # starts, so that it does not walk all rows again.
+    _greatest: dict[str, int] = attrs.field(factory=dict, init=False)
+    _low: dict[str, int] = attrs.field(factory=dict, init=False)
+    _walk_from: int = attrs.field(init=False)
+    #: Writers that a survey has found with a stored position.
+    _were_stored: set[str] = attrs.field(factory=set, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._walk_from = self._handled.unknown
 
     async def find(self) -> dict[str, RemovedWriter]:
         """Return the removed writers that have rows above the reader's positions.
@@ -295,7 +289,7 @@ class RemovedWriterFinder:
                 low,
                 unknown,
                 self._walk_from,
-                self._walk_at_most,
+                LOOK_BACK if self._is_new else None,
             ),
             # Each statement must see everything committed before it.
             autocommit=True,

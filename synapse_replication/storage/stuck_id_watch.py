@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+import attrs
 from msgspec import Struct
 from twisted.logger import Logger
 from twisted.python.failure import Failure
@@ -54,6 +55,7 @@ class _Unfinished(Struct):
     hint: str = ""
 
 
+@attrs.define(eq=False, repr=False)
 class StuckIdWatch:
     """Tracks the unfinished ids that limit the positions of one process's streams.
 
@@ -63,14 +65,9 @@ class StuckIdWatch:
         wire.
     """
 
-    def __init__(
-        self,
-        generators: Callable[[], Mapping[str, MultiWriterIdGenerator]],
-        clock: Clock,
-    ) -> None:
-        self._generators = generators
-        self._clock = clock
-        self._unfinished: dict[str, _Unfinished] = {}
+    _generators: Callable[[], Mapping[str, MultiWriterIdGenerator]]
+    _clock: Clock
+    _unfinished: dict[str, _Unfinished] = attrs.field(factory=dict, init=False)
 
     def check(self) -> None:
         """Look for unfinished ids. Call this every few seconds."""
