@@ -65,7 +65,7 @@ from collections.abc import Callable
 from typing import Annotated, Final, NoReturn, TypeAlias
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, field
 from msgspec.structs import replace
 
 from synapse_replication.errors import ExtensionMessageError, UnknownExtensionError
@@ -94,7 +94,9 @@ _Int64: TypeAlias = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 _Text: TypeAlias = Annotated[str, Meta(max_length=MAX_NAME_LENGTH)]
 _Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_LENGTH)]
 _Names: TypeAlias = Annotated[frozenset[_Name], Meta(max_length=MAX_STREAMS)]
-_encode = msgspec.json.Encoder(order="deterministic").encode
+_encode = msgspec.json.Encoder().encode
+#: Also sorts the names in sets, and the positions.
+_encode_sorted = msgspec.json.Encoder(order="deterministic").encode
 
 
 class MessageType(enum.Enum):
@@ -201,8 +203,9 @@ class ExtensionMessage(
     type: MessageType
     instance_name: _Name
     epoch: _Name
-    where: _Text = ""
-    version: _Text = ""
+    # With a factory, fields are encoded even if they have their defaults.
+    where: _Text = field(default_factory=str)
+    version: _Text = field(default_factory=str)
     time_ms: _Int64
     positions: Annotated[dict[_Name, StreamPosition], Meta(max_length=MAX_STREAMS)]
     has_backlog: bool = True
@@ -223,7 +226,9 @@ _FLAGS: Final = frozenset({"backlog", "reply", "answers", "replicates"})
 
 
 def encode_message(message: ExtensionMessage) -> bytes:
-    """Encode a message as JSON."""
+    """Encode a message as JSON, with its positions in their order."""
+    if message.follows or message.reached:
+        return _encode_sorted(message)
     return _encode(message)
 
 
