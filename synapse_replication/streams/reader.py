@@ -150,6 +150,8 @@ class LinkState(Struct):
     :ivar is_from_start: whether all rows delivered so far may have arrived on this
         link, from the writer's process that it has now.
     :ivar epoch: the epoch of the writer that was stated last on the link.
+    :ivar lost_upto: the reader's position when another link was lost, if only that link
+        had carried it.
     """
 
     heard: int
@@ -158,6 +160,7 @@ class LinkState(Struct):
     is_lossy: bool = False
     is_from_start: bool = False
     epoch: str | None = None
+    lost_upto: int = 0
 
 
 class EmptyRange(Struct):
@@ -364,8 +367,6 @@ class Reader(Struct, eq=False):
     :ivar page: the page that is being delivered.
     :ivar expected: the tokens of rows that arrived since the page was requested, and
         that it should contain; the lowest :data:`MAX_EXPECTED` of them, in order.
-    :ivar heard_on_lost_links: the position when a link was lost that alone had carried
-        it.
     """
 
     policy: ReaderPolicy
@@ -379,7 +380,6 @@ class Reader(Struct, eq=False):
     request: Fetch | None = None
     page: Page | None = None
     expected: list[int] = field(default_factory=list)
-    heard_on_lost_links: int = 0
     _page_cursor: int = 0
     _reports: list[Action] = field(default_factory=list)
     _due: float = 0.0
@@ -489,10 +489,10 @@ class Reader(Struct, eq=False):
         have restarted since: a lower POSITION on another link shows it.
         """
         del self.links[link]
-        if not self.policy.resettable:
-            return
-        if all(state.heard < self.position for state in self._announced):
-            self.heard_on_lost_links = self.position
+        announced = self._announced
+        if self.policy.resettable and all(s.heard < self.position for s in announced):
+            for state in announced:
+                state.lost_upto = self.position
 
     # -- rows -------------------------------------------------------------------------
 
@@ -622,9 +622,7 @@ class Reader(Struct, eq=False):
             state.is_from_start = position == 0 and self.epoch is None
         contradicts = new < state.heard or (
             # An epoch would show whether the writer has restarted.
-            self.epoch is None
-            and state.epoch is None
-            and new < self.heard_on_lost_links
+            self.epoch is None and state.epoch is None and new < state.lost_upto
         )
         is_plausible = self.is_plausible(new)
         state.heard = max(state.heard, new)
@@ -1110,10 +1108,10 @@ class Reader(Struct, eq=False):
         self.work = Work(restart, token, restart, rewind_to=restart)
         self.page = self.request = None
         self.epoch = None
-        self.heard_on_lost_links = 0
         for other, state in self.links.items():
             self.drop_unfinished(other)
             state.heard = token if other == link else min(state.heard, restart)
+            state.lost_upto = 0
             state.is_from_start = other == link and state.phase is not Phase.WAITING
             if other != link:
                 state.phase = Phase.WAITING

@@ -314,7 +314,7 @@ class World:
                 link.token, link.life, link.said,
                 () if s is None else (
                     s.heard, _PHASES.index(s.phase), len(s.pending), s.is_lossy,
-                    s.is_from_start, s.epoch or "",
+                    s.is_from_start, s.epoch or "", s.lost_upto,
                 ),
             )  # fmt: skip
             place = link.up, link.at, link.half, link.hidden, link.carried
@@ -338,7 +338,6 @@ class World:
             ),
             tuple(reader.expected), round(reader._due, 3) if rates else 0.0,
             None if reader._start is None else round(reader._start, 3),
-            reader.heard_on_lost_links,
         )  # fmt: skip
         unknown = (
             tuple(self.ids), self.sent, self.life, self.removed, tuple(self.log),
@@ -358,7 +357,7 @@ class World:
         (
             self.position, self.known, self.answer, self.page_life, self.page_holes,
             self.busy, self.given_up, self.timer, self.timer_due, self.wait,
-            position, epoch, empty, work, request, page, expected, due, start, lost,
+            position, epoch, empty, work, request, page, expected, due, start,
         ) = known  # fmt: skip
         (
             ids, self.sent, self.life, self.removed, log, self.lie, self.delivered,
@@ -374,7 +373,7 @@ class World:
         for number, ((*heard, s), (up, at, half, *carried)) in enumerate(links):
             self.links.append(WorldLink(up, at, half, *heard, *carried))
             if s:
-                token, phase, pending, is_lossy, is_from_start, stated = s
+                token, phase, pending, is_lossy, is_from_start, stated, lost = s
                 reader.links[number] = LinkState(
                     token,
                     _PHASES[phase],
@@ -382,6 +381,7 @@ class World:
                     is_lossy,
                     is_from_start,
                     stated or None,
+                    lost,
                 )
         if empty is not None:
             first, end, check_from = empty
@@ -397,7 +397,6 @@ class World:
             tokens, upto, reader._page_cursor = page
             reader.page = Page(list(tokens), [None] * len(tokens), upto)
         reader.expected, reader._due, reader._start = list(expected), due, start
-        reader.heard_on_lost_links = lost
         return self
 
     # -- what can happen ---------------------------------------------------------------
@@ -813,19 +812,24 @@ class World:
             )
 
     def _on_lie(self, number: int, prev: int, token: int) -> None:
-        self._lie(token)
+        self._lie(number, token)
         if not self.reader.follows(number, token):
             self._announce(number, "announced", number, prev, token, 0.0)
 
     def _on_false_report(self, number: int, token: int) -> None:
-        self._lie(token)
+        self._lie(number, token)
         if not self.reader.follows(number, token):
             self._announce(number, "reported", number, token, 0.0)
 
-    def _lie(self, token: int) -> None:
+    def _lie(self, number: int, token: int) -> None:
         if not self.lie:
             self._spend(LIE)
             self.lie = token
+        link = self.links[number]
+        if self.reader.links[number].phase is Phase.WAITING:
+            # It seems to be the link's first POSITION, and hides what was sent before.
+            for hidden in self._rows(token, link.token):
+                link.hidden |= 1 << hidden
 
     def _announce(self, number: int, method: str, *args: Any, **kwargs: Any) -> None:
         """Notify the reader, as the driver does."""
