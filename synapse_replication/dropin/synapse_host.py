@@ -49,8 +49,8 @@ class HostClock:
         try:
             call = self._clock.call_later(self._duration(delay), func, *args)
         except Exception:  # noqa: BLE001 -- the call is made nevertheless
-            # The host was shut down while its reactor continues. Connections are lost
-            # afterwards, and hooks are told.
+            # The host was shut down, and its clock refuses calls, but its reactor still
+            # runs. Connections are lost only now, and their hooks must be called.
             made_by_reactor: DelayedCall = self._reactor.callLater(delay, func, *args)
             return made_by_reactor
         return _HostDelayedCall(self._clock, call)

@@ -301,7 +301,7 @@ class FoundTests(SynchronousTestCase):
         )
 
     def test_obsolete_target_on_a_new_link(self) -> None:
-        """What a page of a new process refutes was not said by a new link, either."""
+        """A claim that a page has refuted is not evidence about a new link."""
         self.check(
             Kind.MEMORY,
             Bounds(ids=2, links=2, writer_crashes=1),
@@ -413,7 +413,7 @@ class FoundTests(SynchronousTestCase):
         )
 
     def test_new_link_while_an_earlier_process_is_assumed(self) -> None:
-        """What was assumed when a link came up ends with the epoch."""
+        """When an epoch begins, links that have carried nothing are not compared."""
         self.check(
             Kind.MEMORY,
             Bounds(ids=2, links=2, writer_crashes=1),
