@@ -1,4 +1,4 @@
-"""The directive ``metrics-reference``: a table made from instrumentation/metrics.py."""
+"""The directive ``metrics-reference``: made from instrumentation/metrics.csv."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class MetricsReference(Directive):
             lines += [f"   * - {row[0]}", *(f"     - {cell}" for cell in row[1:])]
         lines += ["", f"Every metric also has the label ``{SERVER_NAME_LABEL}``."]
         container = nodes.container()
-        source = "instrumentation/metrics.py"
+        source = "instrumentation/metrics.csv"
         self.state.nested_parse(StringList(lines, source=source), 0, container)
         return container.children
 

@@ -28,7 +28,6 @@ from typing_extensions import override
 
 from synapse_replication.handlers import events
 from synapse_replication.handlers.observer import ReplicationObserver, handles
-from synapse_replication.instrumentation import metrics
 from synapse_replication.instrumentation.metrics import (
     METRICS,
     SERVER_NAME_LABEL,
@@ -48,45 +47,44 @@ MAX_CHILDREN = 1000
 #: unknown streams.
 OTHER = "other"
 
-#: The upper bounds of the buckets for catch-ups, in s; a catch-up may take minutes.
-CATCH_UP_BUCKETS = (0.01, 0.05, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+_CATCH_UP_SECONDS = "synapse_replication_catch_up_seconds"
+#: Further arguments of metrics. A catch-up may take minutes.
+_OPTIONS: Mapping[str, Any] = {
+    _CATCH_UP_SECONDS: {"buckets": (0.01, 0.05, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 300)}
+}
+_CACHE_SECONDS = "synapse_external_cache_response_time_seconds"
 
-#: Gauges that are read from :class:`ConnectionBuffers` at each scrape.
-_BUFFERS: tuple[tuple[MetricDefinition, str], ...] = (
-    (metrics.PENDING_COMMANDS, "pending_commands"),
-    (metrics.SEND_BUFFER, "send_buffer"),
-    (metrics.KERNEL_SEND_BUFFER, "kernel_send_buffer"),
-    (metrics.KERNEL_READ_BUFFER, "kernel_read_buffer"),
+#: The classes of metrics, by kind and by whether they are read at each scrape.
+_CLASSES: Mapping[tuple[MetricKind, bool], Any] = MappingProxyType(
+    {
+        (MetricKind.COUNTER, False): Counter,
+        (MetricKind.GAUGE, False): Gauge,
+        (MetricKind.HISTOGRAM, False): Histogram,
+        (MetricKind.GAUGE, True): GaugeMetricFamily,
+        (MetricKind.HISTOGRAM, True): HistogramMetricFamily,
+    }
+)
+
+_PROTOCOL = "synapse_replication_tcp_protocol_"
+#: Gauges that are read from :class:`ConnectionBuffers` at each scrape, by attribute.
+_BUFFERS: Mapping[str, str] = MappingProxyType(
+    {
+        "pending_commands": f"{_PROTOCOL}pending_commands",
+        "send_buffer": f"{_PROTOCOL}transport_send_buffer",
+        "kernel_send_buffer": f"{_PROTOCOL}transport_kernel_send_buffer",
+        "kernel_read_buffer": f"{_PROTOCOL}transport_kernel_read_buffer",
+    }
 )
 _COUNTED_COMMANDS = {
-    "USER_SYNC": metrics.USER_SYNC,
-    "FEDERATION_ACK": metrics.FEDERATION_ACK,
-    "USER_IP": metrics.USER_IP,
+    "USER_SYNC": "synapse_replication_tcp_resource_user_sync",
+    "FEDERATION_ACK": "synapse_replication_tcp_resource_federation_ack",
+    "USER_IP": "synapse_replication_tcp_resource_user_ip_cache",
 }
 
 
-#: Events that are counted in a metric whose labels are attributes of the event.
+#: The metrics of events that are only counted, by the class of the event.
 _COUNTED: Mapping[type, MetricDefinition] = MappingProxyType(
-    {
-        events.LineRefused: metrics.REFUSED_LINES,
-        events.RequestRefused: metrics.REFUSED_REQUESTS,
-        events.ExtraFields: metrics.EXTRA_FIELDS,
-        events.CatchUpPage: metrics.CATCH_UP_ROWS,
-        events.CatchUpFailed: metrics.CATCH_UP_FAILURES,
-        events.Resynced: metrics.RESYNCS,
-        events.GapFound: metrics.GAPS_FOUND,
-        events.UnannouncedFound: metrics.UNANNOUNCED_FOUND,
-        events.RowsUnannounced: metrics.UNANNOUNCED_ROWS,
-        events.LateRows: metrics.LATE_ROWS,
-        events.EpochChanged: metrics.EPOCH_CHANGES,
-        events.DuplicateInstance: metrics.DUPLICATE_INSTANCES,
-        events.UnknownFields: metrics.UNKNOWN_FIELDS,
-        events.LinkUp: metrics.CONNECTIONS_MADE,
-        events.LinkDown: metrics.CLOSE_REASON,
-        events.SendingFailed: metrics.SENDING_FAILURES,
-        events.CommandsDropped: metrics.DROPPED_COMMANDS,
-        events.OperationFailed: metrics.FAILURES,
-    }
+    {getattr(events, each.event): each for each in METRICS if each.event}
 )
 #: The attributes of events whose labels have other names.
 _ATTRIBUTES = {"name": "connection", "reason_type": "reason"}
@@ -124,8 +122,14 @@ class ReplicationMetrics(Collector):
     ) -> None:
         existing = existing or {}
         #: The metrics whose values are stored.
-        self.families: dict[MetricDefinition, Any] = {
-            definition: existing.get(definition.name) or _make(definition, registry)
+        self.families: dict[str, Any] = {
+            definition.name: existing.get(definition.name)
+            or _make(
+                definition,
+                labelnames=_labels(definition),
+                registry=registry,
+                **_OPTIONS.get(definition.name, {}),
+            )
             for definition in METRICS
             if not definition.is_read_at_scrape
         }
@@ -141,40 +145,27 @@ class ReplicationMetrics(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """Return the gauges that are read at each scrape."""
-        families = {
-            definition: GaugeMetricFamily(
-                definition.name,
-                definition.documentation,
-                labels=(*definition.labels, SERVER_NAME_LABEL),
-            )
+        families: dict[str, Any] = {
+            definition.name: _make(definition, labels=_labels(definition))
             for definition in METRICS
-            if definition.is_read_at_scrape and definition.kind is MetricKind.GAUGE
+            if definition.is_read_at_scrape
         }
-        turns = HistogramMetricFamily(
-            metrics.REACTOR_TURNS.name,
-            metrics.REACTOR_TURNS.documentation,
-            labels=(SERVER_NAME_LABEL,),
-        )
         for observer, server_name in self._scraped.items():
             if observer.turns is not None:
+                turns = families["synapse_replication_reactor_turn_seconds"]
                 turns.add_metric((server_name,), *observer.turns.buckets())
-            for (definition, *values), value in observer.read_gauges().items():
-                families[definition].add_metric((*values, server_name), value)
-        return (*families.values(), turns)
+            for (name, *values), value in observer.read_gauges().items():
+                families[name].add_metric((*values, server_name), value)
+        return families.values()
 
 
-def _make(definition: MetricDefinition, registry: CollectorRegistry) -> Any:
-    labels = (*definition.labels, SERVER_NAME_LABEL)
-    name, documentation = definition.name, definition.documentation
-    if definition.kind is MetricKind.COUNTER:
-        return Counter(name, documentation, labels, registry=registry)
-    if definition.kind is MetricKind.GAUGE:
-        return Gauge(name, documentation, labels, registry=registry)
-    if definition is metrics.CATCH_UP_SECONDS:
-        return Histogram(
-            name, documentation, labels, registry=registry, buckets=CATCH_UP_BUCKETS
-        )
-    return Histogram(name, documentation, labels, registry=registry)
+def _make(definition: MetricDefinition, **options: Any) -> Any:
+    make = _CLASSES[definition.kind, definition.is_read_at_scrape]
+    return make(definition.name, definition.documentation, **options)
+
+
+def _labels(definition: MetricDefinition) -> tuple[str, ...]:
+    return (*definition.labels, SERVER_NAME_LABEL)
 
 
 class Children:
@@ -221,16 +212,16 @@ class PrometheusObserver(ReplicationObserver):
     ) -> None:
         self.turns = turns
         self._metrics = {
-            definition: Children(family, server_name)
-            for definition, family in replication_metrics.families.items()
+            name: Children(family, server_name)
+            for name, family in replication_metrics.families.items()
         }
-        self._inbound = self._metrics[metrics.INBOUND_COMMANDS]
-        self._outbound = self._metrics[metrics.OUTBOUND_COMMANDS]
-        self._rdata = self._metrics[metrics.INBOUND_RDATA]
+        self._inbound = self._metrics[f"{_PROTOCOL}inbound_commands"]
+        self._outbound = self._metrics[f"{_PROTOCOL}outbound_commands"]
+        self._rdata = self._metrics[f"{_PROTOCOL}inbound_rdata_count"]
         self._queues: dict[str, int] = {}
         self._positions: dict[tuple[str, str], int] = {}
-        self._current = self._metrics[metrics.CURRENT_POSITION]
-        self._sent = self._metrics[metrics.STREAM_UPDATES]
+        self._current = self._metrics["synapse_storage_stream_current_position"]
+        self._sent = self._metrics["synapse_replication_tcp_resource_stream_updates"]
         self._greatest: dict[str, int] = {}
         self._status = status
         self._buffer_sources: list[
@@ -252,13 +243,13 @@ class PrometheusObserver(ReplicationObserver):
         """Read the sizes of the streams' backlogs at each scrape."""
         self._backlog = backlog
 
-    def read_gauges(self) -> dict[tuple[Any, ...], float]:
+    def read_gauges(self) -> dict[tuple[str, ...], float]:
         """Return the gauges that are read at each scrape.
 
-        :return: values by ``(definition, *label values)``; the values of
-            connections with the same name are added up.
+        :return: values by ``(name, *label values)``; the values of connections with the
+            same name are added up.
         """
-        gauges: dict[tuple[Any, ...], float] = {}
+        gauges: dict[tuple[str, ...], float] = {}
         connections: set[str] = set()
         for source in self._buffer_sources:
             for buffers in source():
@@ -266,26 +257,24 @@ class PrometheusObserver(ReplicationObserver):
                 has_room = len(connections) < MAX_CHILDREN
                 connection = buffers.connection if is_known or has_room else OTHER
                 connections.add(connection)
-                for definition, attribute in _BUFFERS:
-                    key: tuple[Any, ...] = (definition, connection)
+                for attribute, name in _BUFFERS.items():
+                    key: tuple[str, ...] = (name, connection)
                     gauges[key] = gauges.get(key, 0) + getattr(buffers, attribute)
         # dict.copy() is atomic: a scrape may run in a thread of its own.
         for stream_name, length in self._queues.copy().items():
-            gauges[metrics.COMMAND_QUEUE, stream_name] = length
+            gauges["synapse_replication_tcp_command_queue", stream_name] = length
         for writer_key, token in self._positions.copy().items():
-            key = (metrics.POSITION, *writer_key)
+            key = ("synapse_replication_position", *writer_key)
             gauges[key] = token
         for stream_name, backlog in self._backlog:
-            gauges[metrics.BACKLOG_ROWS, stream_name] = backlog.rows
-            gauges[metrics.BACKLOG_BYTES, stream_name] = backlog.size
+            gauges["synapse_replication_backlog_rows", stream_name] = backlog.rows
+            gauges["synapse_replication_backlog_bytes", stream_name] = backlog.size
         if self._status is not None:
             gauges.update(_status_gauges(self._status.snapshot()))
         return gauges
 
-    def _count(
-        self, definition: MetricDefinition, *values: str, count: int = 1
-    ) -> None:
-        self._metrics[definition].get(*values).inc(count)
+    def _count(self, name: str, *values: str, count: int = 1) -> None:
+        self._metrics[name].get(*values).inc(count)
 
     @override
     def observe(self, event: events.Event) -> None:
@@ -294,15 +283,15 @@ class PrometheusObserver(ReplicationObserver):
             super().observe(event)
             return
         labels = [_label(event, label) for label in definition.labels]
-        self._count(definition, *labels, count=_count_of(event))
+        self._count(definition.name, *labels, count=_count_of(event))
 
     # -- commands and rows ----------------------------------------------------------
 
     @override
     def commands_received(self, connection: str, command: str, count: int) -> None:
         self._inbound.get(command, connection).inc(count)
-        if (definition := _COUNTED_COMMANDS.get(command)) is not None:
-            self._count(definition, count=count)
+        if (name := _COUNTED_COMMANDS.get(command)) is not None:
+            self._count(name, count=count)
 
     @override
     def commands_sent(self, connection: str, command: str, count: int) -> None:
@@ -317,7 +306,10 @@ class PrometheusObserver(ReplicationObserver):
         is_known = event.reason is not events.DiscardReason.UNKNOWN_STREAM
         stream_name = event.stream_name if is_known else OTHER
         self._count(
-            metrics.DISCARDED, stream_name, event.reason.value, count=event.count
+            "synapse_replication_discarded",
+            stream_name,
+            event.reason.value,
+            count=event.count,
         )
 
     @override
@@ -343,7 +335,7 @@ class PrometheusObserver(ReplicationObserver):
 
     @handles(events.StreamReset)
     def _stream_reset(self, event: events.StreamReset) -> None:
-        self._count(metrics.STREAM_RESETS, event.stream_name)
+        self._count("synapse_replication_stream_resets", event.stream_name)
         self._lower_position(event)
 
     @handles(events.PositionLowered)
@@ -367,14 +359,17 @@ class PrometheusObserver(ReplicationObserver):
 
     @handles(events.CatchUpStepEnded)
     def _catch_up_step_ended(self, event: events.CatchUpStepEnded) -> None:
-        histogram = self._metrics[metrics.CATCH_UP_SECONDS]
+        histogram = self._metrics[_CATCH_UP_SECONDS]
         histogram.get(event.catch_up.stream_name).observe(event.seconds)
 
     @handles(events.BacklogRequested)
     def _backlog_requested(self, event: events.BacklogRequested) -> None:
         had = event.error is None
         self._count(
-            metrics.BACKLOG_HITS if had else metrics.BACKLOG_MISSES, event.stream_name
+            "synapse_replication_backlog_hits"
+            if had
+            else "synapse_replication_backlog_misses",
+            event.stream_name,
         )
 
     # -- sending, connections, the external cache, failures ------------------------
@@ -386,40 +381,46 @@ class PrometheusObserver(ReplicationObserver):
     @handles(events.ConnectFailed)
     def _connection_failed(self, event: events.ConnectFailed) -> None:
         if event.why:
-            self._count(metrics.CONNECTION_FAILURES, event.connection)
+            self._count("synapse_replication_connection_failures", event.connection)
 
     @handles(events.LinksChanged)
     def _connections_changed(self, event: events.LinksChanged) -> None:
-        self._metrics[metrics.TOTAL_CONNECTIONS].get().set(event.count)
+        self._metrics["synapse_replication_tcp_resource_total_connections"].get().set(
+            event.count
+        )
 
     @handles(events.ExternalCacheSet)
     def _external_cache_set(self, event: events.ExternalCacheSet) -> None:
-        self._count(metrics.EXTERNAL_CACHE_SET, event.cache_name)
-        self._metrics[metrics.EXTERNAL_CACHE_SECONDS].get("set").observe(event.seconds)
+        self._count("synapse_external_cache_set", event.cache_name)
+        self._metrics[_CACHE_SECONDS].get("set").observe(event.seconds)
 
     @handles(events.ExternalCacheGet)
     def _external_cache_get(self, event: events.ExternalCacheGet) -> None:
-        self._count(metrics.EXTERNAL_CACHE_GET, event.cache_name, str(event.hit))
-        self._metrics[metrics.EXTERNAL_CACHE_SECONDS].get("get").observe(event.seconds)
+        self._count("synapse_external_cache_get", event.cache_name, str(event.hit))
+        self._metrics[_CACHE_SECONDS].get("get").observe(event.seconds)
 
 
-def _status_gauges(status: ProcessStatus) -> dict[tuple[Any, ...], float]:
-    gauges: dict[tuple[Any, ...], float] = {}
+def _status_gauges(status: ProcessStatus) -> dict[tuple[str, ...], float]:
+    gauges: dict[tuple[str, ...], float] = {}
     if status.damage:
-        gauges[metrics.SINK_DAMAGED,] = 1
+        gauges["synapse_replication_sink_damaged",] = 1
     for stuck in status.stuck_ids:
-        key = (metrics.STUCK_ID_SECONDS, stuck.stream_name, stuck.instance_name)
+        key = (
+            "synapse_replication_stuck_id_seconds",
+            stuck.stream_name,
+            stuck.instance_name,
+        )
         gauges[key] = stuck.age
     for writer in status.writers:
         if writer.condition is Condition.WRITTEN_HERE:
             continue
         name = (writer.stream_name, writer.instance_name)
-        lag_positions = (metrics.LAG_POSITIONS, *name)
-        lag_seconds = (metrics.LAG_SECONDS, *name)
+        lag_positions = ("synapse_replication_lag_positions", *name)
+        lag_seconds = ("synapse_replication_lag_seconds", *name)
         gauges[lag_positions] = writer.lag
         gauges[lag_seconds] = writer.lag_seconds
         if writer.reason is not None:
             why = writer.reason.value
-            stalled = (metrics.STALLED_SECONDS, *name, why)
+            stalled = ("synapse_replication_stalled_seconds", *name, why)
             gauges[stalled] = writer.stalled_for
     return gauges
