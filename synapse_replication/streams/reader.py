@@ -491,7 +491,7 @@ class Reader(Struct, eq=False):
         del self.links[link]
         announced = self._announced
         if self.policy.resettable and all(s.heard < self.position for s in announced):
-            for state in announced:
+            for state in self.links.values():
                 state.lost_upto = self.position
 
     # -- rows -------------------------------------------------------------------------

@@ -839,6 +839,17 @@ class EpochTests(SynchronousTestCase):
         self.assertIs(found, Finding.NOTHING)
         self.assertIs(driven.row(1), Verdict.DELIVER)
 
+    def test_restart_seen_on_a_link_that_came_up_before_the_loss(self) -> None:
+        """A new link may come up before the loss of the old one is reported."""
+        driven = Driven(MEMORY, links="a")
+        driven.open(0, "a")
+        driven.row(1, "a")
+        driven.reader.link_up("b")
+        driven.reader.link_lost("a")
+        found = driven.reader.announced("b", 0, 0, 0.0)
+        self.assertIs(found, Finding.RESET)
+        self.assertIn(Rewind(0), driven.take())
+
     def test_restart_seen_on_the_link_that_carried_the_rows(self) -> None:
         """Rows from before a restart are not taken for those of the new process."""
         driven = Driven(MEMORY, links="ab")
