@@ -237,7 +237,7 @@ class DropInIdGenerator(id_generators.MultiWriterIdGenerator):
 
 
 def _wait_for_predecessor(db_conn: Any, stream: IdStream, instance_name: str) -> None:
-    """Wait for transactions that an earlier process may have left.
+    """Wait for transactions that processes which have ended may have left.
 
     It blocks up to 10 s for each of them, whichever streams it writes to.
 
@@ -264,8 +264,7 @@ def _start_on_postgres(
     try:
         if own_settings().writer_lock and instance_name in stream.writers:
             hold_name(db_conn, server_name, instance_name)
-        if stream.is_written_by(instance_name):
-            _wait_for_predecessor(db_conn, stream, instance_name)
+        _wait_for_predecessor(db_conn, stream, instance_name)
         name = f"load_positions_{stream.stream_name}"
         with closing(db_conn.cursor(txn_name=name)) as cursor:
             return load_positions(

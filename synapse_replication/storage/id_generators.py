@@ -425,25 +425,21 @@ async def load_id_generator(
 ) -> MultiWriterIdGenerator:
     """Load a stream's positions and return its id generator.
 
-    A writer first waits for transactions that an earlier process with its name may have
-    left, for at most 10 s each.
+    It first waits for transactions that an earlier process with this one's name, or a
+    removed writer, may have left, for at most 10 s each.
 
     :param first_seen: when these transactions were first seen; pass one dictionary for
         all streams of a process, so that it waits once for each transaction.
     :raises SequenceBehindError: if the sequence is behind a table or, for a declared
         writer, far behind a stored position; the error says what to do.
     """
-    if stream.is_written_by(instance_name):
-        wait = PredecessorWait(
-            stream,
-            instance_name,
-            clock.seconds,
-            {} if first_seen is None else first_seen,
-        )
-        while not await database.transact(
-            "wait_for_predecessor", wait.is_over, autocommit=True
-        ):
-            await clock.sleep(POLL_SECONDS)
+    wait = PredecessorWait(
+        stream, instance_name, clock.seconds, {} if first_seen is None else first_seen
+    )
+    while not await database.transact(
+        "wait_for_predecessor", wait.is_over, autocommit=True
+    ):
+        await clock.sleep(POLL_SECONDS)
     positions = await database.transact(
         "load_positions", lambda txn: load_positions(txn, stream, instance_name)
     )

@@ -9,6 +9,10 @@ loads its positions, for the end of all transactions that write to the stream's 
 at this moment (:class:`PredecessorWait`). It does not wait for later ones: they do not
 belong to a process that has ended.
 
+A process that only reads waits, too, if a removed writer still has a stored position:
+nobody announces the rows of its last transactions. The writers delete that position
+when they start, after they have waited themselves.
+
 A transaction that has written to a table holds a lock on it until the transaction ends,
 and its rows are visible before the lock is released. ``pg_locks`` shows these locks to
 every role. It does not show to which writer a row belongs, so the wait includes
@@ -29,6 +33,7 @@ from twisted.logger import Logger
 
 from synapse_replication.storage import queries
 from synapse_replication.storage.id_streams import IdStream
+from synapse_replication.storage.sequences import read_stored_positions
 
 _log = Logger()
 
@@ -147,12 +152,14 @@ def _tables(stream: IdStream) -> list[str]:
 
 @attrs.define(eq=False, repr=False)
 class PredecessorWait:
-    """Waits for the transactions that a process with this one's name may have left.
+    """Waits for the transactions that processes which have ended may have left.
+
+    These are an earlier process with this one's name, and removed writers.
 
     Call :meth:`is_over` every :data:`POLL_SECONDS` until it returns true, in a
     transaction of its own. Then load the positions, in a later transaction.
 
-    :param instance_name: the name of this writer.
+    :param instance_name: the name of this process.
     :param seconds: returns the time in s.
     :param first_seen: when each transaction was first seen, in s. All streams of a
         process share it.
@@ -172,8 +179,10 @@ class PredecessorWait:
 
         :param txn: a cursor.
         """
-        found = read_open_transactions(txn, self._stream)
-        self._open = found if self._open is None else self._open & found
+        if self._open is None:
+            self._open = self._find(txn)
+        else:
+            self._open &= read_open_transactions(txn, self._stream)
         if not self._open:
             return True
         now = self._seconds()
@@ -183,6 +192,14 @@ class PredecessorWait:
         self._warn(find_session(txn, self._stream, 0, self._open))
         return True
 
+    def _find(self, txn: Any) -> frozenset[str]:
+        stream = self._stream
+        if not stream.is_written_by(self._instance_name) and read_stored_positions(
+            txn, stream
+        ).keys() <= set(stream.writers):
+            return frozenset()
+        return read_open_transactions(txn, stream)
+
     def _warn(self, session: Session | None) -> None:
         if session is None or not session.writes_stream:
             description = "no session has it: see pg_prepared_xacts"
@@ -191,8 +208,8 @@ class PredecessorWait:
         _log.warn(
             "A transaction that writes to stream {stream} was open when {instance} "
             "started, and has not ended within {seconds:.0f} s; the start continues. "
-            "If an earlier process of {instance} left it, and it is committed, readers "
-            "do not receive its rows. {description}",
+            "If an earlier process of {instance} or a removed writer left it, and it "
+            "is committed, readers do not receive its rows. {description}",
             stream=self._stream.stream_name,
             instance=self._instance_name,
             seconds=MAX_WAIT,

@@ -239,3 +239,11 @@ class StartTests(PostgresMixin, SynchronousTestCase):
         ids = self.start("reader")
         self.assertEqual(self.slept, [])
         self.assertEqual(ids.get_current_token(), 2)
+
+    def test_reader_after_a_removal(self) -> None:
+        """A reader waits if a removed writer may have left the transaction."""
+        self.sql("INSERT INTO stream_positions VALUES ('foobar', 'removed', 1)")
+        self.db_conn.commit()
+        ids = self.start("reader")
+        self.assertEqual(self.slept, [POLL_SECONDS])
+        self.assertEqual(ids.get_current_token(), 3)

@@ -22,7 +22,7 @@ class DiscardsTests(SynchronousTestCase):
 
     def test_rows_are_discarded(self) -> None:
         """Rows are discarded, and some of them arrive late."""
-        run = Run(23, discards=True)
+        run = Run(41, discards=True)
         run.run()
         self.assertGreater(run.cluster.ledger.discarded_tokens, 0)
         self.assertGreater(run.cluster.ledger.late_tokens, 0)

@@ -64,15 +64,15 @@ class _OpenTransactionsTestCase(PostgresMixin, SynchronousTestCase):
 
 
 class PredecessorWaitTests(_OpenTransactionsTestCase):
-    """Tests for the wait at the start of a writer."""
+    """Tests for the wait at the start of a process."""
 
     def setUp(self) -> None:
         super().setUp()
         self.now = 0.0
         self.first_seen: dict[str, float] = {}
 
-    def wait(self) -> PredecessorWait:
-        return PredecessorWait(FOOBAR, "first", lambda: self.now, self.first_seen)
+    def wait(self, instance_name: str = "first") -> PredecessorWait:
+        return PredecessorWait(FOOBAR, instance_name, lambda: self.now, self.first_seen)
 
     def is_over(self, wait: PredecessorWait) -> bool:
         with self.connection.cursor() as cursor:
@@ -108,6 +108,17 @@ class PredecessorWaitTests(_OpenTransactionsTestCase):
         """It includes a statement that the server will execute once it has the lock."""
         self.wait_for_lock()
         self.assertFalse(self.is_over(self.wait()))
+
+    def test_reader(self) -> None:
+        """A process that only reads waits for the transactions of removed writers."""
+        writing = self.insert(2)
+        self.sql("INSERT INTO stream_positions VALUES ('foobar', 'first', 1)")
+        self.assertTrue(self.is_over(self.wait("reader")))
+        self.sql("INSERT INTO stream_positions VALUES ('foobar', 'removed', 1)")
+        wait = self.wait("reader")
+        self.assertFalse(self.is_over(wait))
+        writing.commit()
+        self.assertTrue(self.is_over(wait))
 
     def test_bound(self) -> None:
         """After 10 s, the session is named, and the start goes on."""
