@@ -476,14 +476,27 @@ class Ledger:
         self._excuse(reader, key)
         self._passes(reader, key, max(token, reader.positions.get(key, 0)))
 
-    @staticmethod
-    def _was_hidden(reader: Reader, key: tuple[str, str], token: int) -> bool:
-        """Return whether a false position hid these rows, and forget that it did."""
-        owed, excused = reader.owed.get(key, set()), reader.excused.get(key, set())
-        if token not in excused and not (token in owed and token == min(owed)):
-            return False
+    def _was_hidden(self, reader: Reader, key: tuple[str, str], token: int) -> bool:
+        """Return whether a false position hid these rows, and forget that it did.
+
+        Lower rows that were committed later can no longer be delivered in order.
+        """
+        owed = reader.owed.get(key, set())
+        excused = reader.excused.setdefault(key, set())
+        if token not in excused:
+            if token not in owed:
+                return False
+            committed = list(self.written(*key).rows)
+            later = owed.intersection(committed[committed.index(token) + 1 :])
+            passed = {each for each in later if each < token}
+            owed -= passed
+            excused |= passed
+            self.excused_rows += len(passed)
+            if token != min(owed):
+                return False
         owed.discard(token)
         excused.discard(token)
+        reader.delivered[key] = max(token, reader.delivered.get(key, 0))
         return True
 
     def position(self, reader: Reader, stream: str, writer: str, token: int) -> None:

@@ -110,6 +110,23 @@ class LedgerTests(SynchronousTestCase):
             self.refused(self.ledger.position, self.reader, "events", "w", 1),
         )
 
+    def test_hidden(self) -> None:
+        """Rows that a false position hid are delivered in order.
+
+        Those that were committed after a greater one need not be.
+        """
+        self.ledger.doubted.add(("r", "events", "w"))
+        self.ledger.position(self.reader, "events", "w", 10)
+        for token in (8, 7, 9):
+            self.ledger.committed("events", "w", token, [(token, "k")])
+        self.deliver(2, 20)
+        self.deliver(5, 50, 51)
+        self.deliver(8, 8)
+        self.assertEqual(self.reader.excused["events", "w"], {7})
+        self.assertEqual(self.reader.owed["events", "w"], {9})
+        self.ledger.committed("events", "w", 10, [(10, "k")])
+        self.assertIn("got 10 and not None", self.refused(self.deliver, 10, 10))
+
     def test_in_memory(self) -> None:
         """
         A stream in memory keeps the newest row of each key, and may be reset, openly or
