@@ -8,8 +8,10 @@ connected or removed writers, and the progress of catch-ups have none.
 
 from __future__ import annotations
 
+import csv
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, Final
 
 from msgspec import Struct
@@ -72,159 +74,33 @@ class _Line(Struct, frozen=True):
 
     :ivar level: a constant of ``LogLevel``.
     :ivar text: a format for the fields of :func:`_fields`.
-    :ivar per: the fields of which each combination has its own limit; ``None`` for a
-        line without a limit.
-    :ivar has_traceback: whether the event's error is logged with its traceback.
+    :ivar per: the fields of which each combination has its own limit; none for a line
+        without a limit. For an exception, its class counts.
+    :ivar has_traceback: whether the field ``error`` is logged with its traceback.
     """
 
     level: Any
     text: str
-    per: tuple[str, ...] | None = None
-    has_traceback: bool = False
+    per: tuple[str, ...]
+    has_traceback: bool
 
 
-_LINES: Final[dict[type, _Line]] = {
-    # -- lines and rows
-    events.LineRefused: _Line(
-        LogLevel.warn,
-        "Rejected input from {connection}: {error}",
-        ("connection", "error"),
-    ),
-    events.RequestRefused: _Line(
-        LogLevel.warn, "Refused an HTTP request with {status}: {why}", ("status",)
-    ),
-    events.Discarded: _Line(
-        LogLevel.warn,
-        "Discarded {count} rows or positions of stream {stream} of {writer}: "
-        "{reason}{advice}",
-        ("known", "reason"),
-    ),
-    events.ExtraFields: _Line(
-        LogLevel.info,
-        "Ignored unknown fields in rows of stream {stream}; a newer peer sends them",
-        ("stream",),
-    ),
-    # -- streams and catch-up
-    events.StreamConnected: _Line(
-        LogLevel.debug, "Stream {stream} of {writer} is live on {connection}"
-    ),
-    events.StreamReset: _Line(
-        LogLevel.info,
-        "Stream {stream} of {writer} moved back from {from_token} to {to_token}: its "
-        "writer has (or may have) restarted",
-    ),
-    events.PositionLowered: _Line(
-        LogLevel.info,
-        "Stream {stream} of {writer} is at {to_token}, not at {from_token} as was "
-        "announced; no row was delivered in between",
-    ),
-    events.RemovedWriterFound: _Line(
-        LogLevel.info,
-        "Draining removed writer {writer} of {stream}: rows in ({from_token}, "
-        "{upto_token}]",
-    ),
-    events.RemovedWriterDrained: _Line(
-        LogLevel.info, "Removed writer {writer} of {stream} is drained up to {token}"
-    ),
-    events.DatabaseSetBack: _Line(
-        LogLevel.error,
-        "The database was set back: {writer} of {stream} is stored at {stored}, but "
-        "rows up to {position} were delivered here; those after {stored} may not exist "
-        "any more",
-        ("stream", "writer"),
-    ),
-    events.PositionRefuted: _Line(
-        LogLevel.warn,
-        "{writer} was announced at {token} of stream {stream}, but cannot be beyond "
-        "{last_token}; the announcement is ignored. Does an instance of another "
-        "deployment publish here?",
-        ("stream",),
-    ),
-    events.CatchUpPage: _Line(
-        LogLevel.debug,
-        "Fetched {rows} rows of {stream} of {writer}, up to {token} of {upto_token}",
-    ),
-    events.CatchUpFailed: _Line(
-        LogLevel.warn,
-        "Cannot fetch or deliver rows of {stream} of {writer} in ({from_token}, "
-        "{upto_token}], attempt {attempt}: {error}; retrying in {retry_in:.1f} s",
-        ("stream", "writer", "error"),
-    ),
-    events.BacklogRequested: _Line(
-        LogLevel.info,
-        "{writer} did not return rows of {stream} from its backlog, so they are "
-        "fetched from the stream's source: {error}",
-        ("writer", "status"),
-    ),
-    # -- the extension
-    events.GapFound: _Line(
-        LogLevel.warn,
-        "Rows of {stream} of {writer} in ({from_token}, {upto_token}] were sent but "
-        "did not arrive; fetching them",
-        ("stream", "writer"),
-    ),
-    events.UnannouncedFound: _Line(
-        LogLevel.warn,
-        "{writer} has stored position {upto_token} of {stream}, but announced only "
-        "{from_token}; fetching the rows in between",
-        ("stream", "writer"),
-    ),
-    events.RowsUnannounced: _Line(
-        LogLevel.warn,
-        "{writer} committed {count} tokens of {stream} and did not announce them, the "
-        "first of them {token}",
-        ("stream", "writer"),
-    ),
-    events.LateRows: _Line(
-        LogLevel.warn,
-        "Delivered {count} tokens of {stream} of {writer} late, after greater ones; "
-        "the first of them is {token}",
-        ("stream", "writer"),
-    ),
-    events.EpochChanged: _Line(
-        LogLevel.info,
-        "{instance} has a new current epoch, usually because it restarted",
-        ("instance",),
-    ),
-    events.DuplicateInstance: _Line(
-        LogLevel.critical,
-        "Two processes are called {instance} ({places}): peers cannot distinguish "
-        "their rows, and rows will be lost; stop one, or give it another name",
-        ("instance",),
-    ),
-    events.UnknownFields: _Line(
-        LogLevel.info,
-        "Ignored unknown fields in messages of the extension; a newer peer sends them",
-        ("connection",),
-    ),
-    # -- connections and failures
-    events.ConnectFailed: _Line(
-        LogLevel.warn,
-        "Cannot connect: {connection}: {why}; retrying in {retry_in:.1f} s",
-        ("connection", "why"),
-    ),
-    events.FeatureUnavailable: _Line(
-        LogLevel.warn, "Continuing without {feature}: {why}", ("feature",)
-    ),
-    events.SendingFailed: _Line(
-        LogLevel.error,
-        "Cannot send rows of {stream}: {error}; they are sent later, or fetched by "
-        "the readers",
-        ("stream", "error"),
-        has_traceback=True,
-    ),
-    events.CommandsDropped: _Line(
-        LogLevel.warn,
-        "{commands} dropped, and will not be sent: {why}",
-        ("command", "reason"),
-    ),
-    events.OperationFailed: _Line(
-        LogLevel.critical,
-        "{what} failed: {error}",
-        ("what", "error"),
-        has_traceback=True,
-    ),
-}
+def _read_lines() -> Iterator[tuple[type, _Line]]:
+    with Path(__file__).with_suffix(".csv").open(encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            yield (
+                getattr(events, row["Event"]),
+                _Line(
+                    LogLevel.levelWithName(row["Level"]),
+                    row["Line"],
+                    tuple(row["Limited by"].split()),
+                    row["Traceback"] == "yes",
+                ),
+            )
+
+
+#: The lines of the events that have one, from ``logs.csv``.
+_LINES: Final = dict(_read_lines())
 
 
 def _fields(event: events.Event) -> dict[str, Any]:
@@ -277,7 +153,7 @@ class LoggingObserver(ReplicationObserver):
             error = own["error"]
             failure = Failure(error)  # type: ignore[no-untyped-call]
             more = {"error": one_line(error), "log_failure": failure}
-        if line.per is None:
+        if not line.per:
             self._logger.emit(line.level, line.text, **{**own, **more})
             return
         parts = [(more | own)[name] for name in line.per]
