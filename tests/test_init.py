@@ -75,7 +75,6 @@ class ImportTests(SynchronousTestCase):
                 "psycopg2",
                 "prometheus_client",
                 "opentelemetry",
-                "pydantic",
                 "pyspark",
             },
             set(),

@@ -12,12 +12,10 @@ import typing
 from collections.abc import Iterator
 from typing import Any
 
-import annotated_types
 import attrs
 from docutils import nodes
 from docutils.statemachine import StringList
-from pydantic import BaseModel, SecretStr
-from pydantic.fields import FieldInfo
+from msgspec import Meta
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 from sphinx.util.nodes import nested_parse_with_titles
@@ -32,7 +30,6 @@ _PLAIN = {
     int: "integer",
     float: "number",
     bool: "true or false",
-    SecretStr: "text, never logged",
     Any: "any",
 }
 #: The types of a declared stream's keys, which its converters accept.
@@ -43,8 +40,8 @@ _STREAM_TYPES = {
 }
 
 
-def _sections_in(annotation: Any) -> list[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+def _sections_in(annotation: Any) -> list[type[Any]]:
+    if attrs.has(annotation):
         return [annotation]
     parts = typing.get_args(annotation)
     return [section for part in parts for section in _sections_in(part)]
@@ -71,25 +68,35 @@ def _type_name(annotation: Any, path: str) -> str:
 
 def _bounds(metadata: Any) -> str:
     """Return the range of a number in words."""
-    lowest = next((m.ge for m in metadata if isinstance(m, annotated_types.Ge)), None)
-    highest = next((m.le for m in metadata if isinstance(m, annotated_types.Le)), None)
-    for part in metadata:
-        if isinstance(part, FieldInfo):
-            return _bounds(part.metadata)
-    if lowest is not None and highest is not None:
-        return f", {lowest} to {highest}"
-    return f", at least {lowest}" if lowest is not None else ""
+    (limits,) = metadata
+    if not isinstance(limits, Meta) or limits.ge is None:
+        return ""
+    if limits.le is not None:
+        return f", {limits.ge} to {limits.le}"
+    return f", at least {limits.ge}"
 
 
-def _default(field: FieldInfo) -> str:
-    if field.is_required():
+def _default(field: attrs.Attribute[Any]) -> str:
+    if field.default is attrs.NOTHING:
         return "required"
-    has_none = field.default is None or isinstance(field.default, BaseModel)
-    if field.default_factory is not None or has_none:
+    if isinstance(field.default, (types.NoneType, attrs.Factory)):
+        return "--"
+    if attrs.has(type(field.default)):
         return "--"
     if isinstance(field.default, bool):
         return f"``{str(field.default).lower()}``"
     return f"``{field.default}``"
+
+
+def _meanings(section: type[Any]) -> dict[str, str]:
+    """Return the descriptions of the fields in a docstring, as sentences."""
+    described = re.findall(
+        r":ivar (\w+): (.*?)(?=\n\s*:(?:ivar|raises) |\Z)",
+        section.__doc__ or "",
+        re.DOTALL,
+    )
+    texts = ((name, " ".join(text.split())) for name, text in described)
+    return {name: text[:1].upper() + text[1:] for name, text in texts}
 
 
 def _label(path: str) -> str:
@@ -128,7 +135,7 @@ def _title(path: str, introduction: str) -> Iterator[str]:
 
 
 def _section(
-    section: type[BaseModel], path: str, shown: dict[type[BaseModel], str]
+    section: type[Any], path: str, shown: dict[type[Any], str]
 ) -> Iterator[str]:
     """Yield the lines of the list of a section, and of the lists of nested sections.
 
@@ -136,9 +143,11 @@ def _section(
     """
     rows, within = [], []
     hints = typing.get_type_hints(section, include_extras=True)
-    for name, field in section.model_fields.items():
-        inner = _inner_path(path, name, field.annotation)
-        for part in _sections_in(field.annotation):
+    meanings = _meanings(section)
+    for field in attrs.fields(section):
+        name = field.name
+        inner = _inner_path(path, name, hints[name])
+        for part in _sections_in(hints[name]):
             if part not in shown:
                 shown[part] = inner
                 within.append((part, inner))
@@ -148,8 +157,9 @@ def _section(
             if section is not SharedFile and name == "streams"
             else _type_name(hints[name], inner)
         )
-        meaning = " ".join((field.description or "").split())
-        rows.append((f"``{name}``", kind, _default(field), meaning))
+        if not field.repr and kind.endswith("text"):
+            kind += ", never logged"
+        rows.append((f"``{name}``", kind, _default(field), meanings[name]))
         if section is not SharedFile and name == "streams":
             within.append((TableStream, inner))
     yield from _title(path, (section.__doc__ or "").partition("\n")[0])
@@ -162,16 +172,11 @@ def _section(
 
 def _stream(path: str) -> Iterator[str]:
     """Yield the lines of the list of a declared stream's keys."""
-    meanings = dict(
-        re.findall(
-            r":ivar (\w+): (.*?)(?=\n\s*:)", TableStream.__doc__ or "", re.DOTALL
-        )
-    )
+    meanings = _meanings(TableStream)
     rows = []
     for field in attrs.fields(TableStream):
         if not field.init or field.name == "row_type":
             continue
-        meaning = " ".join(meanings[field.name].split())
         kind = _STREAM_TYPES.get(field.name) or (
             "true or false" if field.type == "bool" else "text"
         )
@@ -181,9 +186,7 @@ def _stream(path: str) -> Iterator[str]:
             default = f"``{str(field.default).lower()}``"
         else:
             default = "--"
-        rows.append(
-            (f"``{field.name}``", kind, default, meaning[:1].upper() + meaning[1:])
-        )
+        rows.append((f"``{field.name}``", kind, default, meanings[field.name]))
     yield from _title(path, "A stream whose rows are the rows of one of your tables.")
     yield from _entries(rows)
 

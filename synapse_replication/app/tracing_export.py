@@ -71,10 +71,7 @@ class SpanExport:
         )
         self._exporter = exporter = OTLPSpanExporter(
             endpoint=tracing.endpoint,
-            headers={
-                name: value.get_secret_value()
-                for name, value in tracing.headers.items()
-            },
+            headers=tracing.headers,
             timeout=EXPORT_TIMEOUT,
         )
         provider.add_span_processor(

@@ -11,10 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
-from pydantic import ValidationError
 
 from synapse_replication.config.models import SharedFile
-from synapse_replication.config.validation import drop_invalid_sections, problems_of
+from synapse_replication.config.validation import INVALID, read_value
 from synapse_replication.config.yaml_files import (
     OWN_SECTION,
     KeyPath,
@@ -90,22 +89,24 @@ def read_shared(paths: Sequence[str]) -> tuple[MergedFiles, SharedFile]:
 
     :return: the merged files, with the problems that were found, and their valid
         sections.
-    :raises ConfigError: if the files have problems and contain no key, or the invalid
-        parts cannot be removed.
+    :raises ConfigError: if the files have problems and contain no key.
     """
     merged = read_files(paths)
     if merged.problems and not merged.values:
         raise ConfigError(merged.problems)
-    try:
-        return merged, SharedFile.model_validate(merged.values)
-    except ValidationError as error:
-        merged.problems.extend(problems_of(error, merged))
-        # Remove the invalid parts and check the rest, so that all problems are
-        # reported together.
-        shared = drop_invalid_sections(merged, error)
-    if shared is None:
-        raise ConfigError(merged.problems)
+    shared = read_value(SharedFile, merged.values, (), merged)
+    if shared is INVALID:
+        # Only server_name is required. Read the rest, whose problems are reported.
+        values = {**merged.values, "server_name": "unknown"}
+        shared = read_value(SharedFile, values, (), attrs.evolve(merged, problems=[]))
+    if any(_invalidates_streams(problem.key) for problem in merged.problems):
+        # Which keys of stream_writers are valid depends on the declared streams.
+        shared = attrs.evolve(shared, stream_writers={})
     return merged, shared
+
+
+def _invalidates_streams(key: str) -> bool:
+    return key == OWN_SECTION or key.startswith(f"{OWN_SECTION}.streams")
 
 
 def read_streams(shared: SharedFile) -> tuple[str | TableStream, ...]:

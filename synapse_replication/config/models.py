@@ -16,17 +16,15 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import Field, SecretStr, model_validator
+import attrs
+from msgspec import Meta
 
 from synapse_replication.config.own_section import OwnSection
 from synapse_replication.config.section_types import (
-    ForeignSection,
-    ListOf,
-    Names,
-    OrEmpty,
+    InvalidValueError,
     Port,
     StrictSection,
-    invalid,
+    not_empty,
 )
 from synapse_replication.config.yaml_files import did_you_mean, hint_for
 
@@ -36,151 +34,164 @@ OUR_RESOURCES = ("health", "metrics", "replication")
 LISTENER_TYPES = ("http", "metrics", "replication", "manhole")
 
 
-class DatabaseSection(ForeignSection):
-    """The homeserver's database."""
+@attrs.frozen(kw_only=True)
+class DatabaseSection:
+    """The homeserver's database.
+
+    :ivar name: driver. Streams in a database can be replicated only if the database is
+        PostgreSQL (``psycopg2``).
+    :ivar args: parameters of libpq (``host``, ``port``, ``dbname``, ``user``,
+        ``password``, ...). ``cp_max`` is the maximum number of connections; the default
+        is 10.
+    """
 
     name: str = "psycopg2"
-    """Driver. Streams in a database can be replicated only if the database is
-    PostgreSQL (``psycopg2``)."""
-    args: dict[str, Any] = Field(default_factory=dict, repr=False)
-    """Parameters of libpq (``host``, ``port``, ``dbname``, ``user``, ``password``,
-    ...). ``cp_max`` is the maximum number of connections; the default is 10."""
+    args: dict[str, Any] = attrs.field(factory=dict, repr=False)
 
 
+@attrs.frozen(kw_only=True)
 class SentinelSection(StrictSection):
-    """Sentinels that know the host and port of the Redis master."""
+    """Sentinels that know the host and port of the Redis master.
 
-    master: Annotated[str, Field(pattern=r"^\S+$")]
-    """Name by which the Sentinels know the master."""
-    sentinels: Annotated[Names, Field(min_length=1)]
-    """``HOST:PORT`` of each Sentinel; the default port is 26379."""
+    :ivar master: name by which the Sentinels know the master.
+    :ivar sentinels: ``HOST:PORT`` of each Sentinel; the default port is 26379.
+    :ivar username: user name for the Sentinels, not for Redis.
+    :ivar password: password for the Sentinels, not for Redis.
+    :ivar password_path: file with the password for the Sentinels.
+    """
+
+    master: Annotated[str, Meta(pattern=r"^\S+\Z")]
+    sentinels: Annotated[list[str], not_empty]
     username: str | None = None
-    """User name for the Sentinels, not for Redis."""
-    password: SecretStr | None = None
-    """Password for the Sentinels, not for Redis."""
+    password: str | None = attrs.field(default=None, repr=False)
     password_path: str | None = None
-    """File with the password for the Sentinels."""
 
 
-class RedisSection(ForeignSection):
-    """The Redis server over which instances replicate."""
+@attrs.frozen(kw_only=True)
+class RedisSection:
+    """The Redis server over which instances replicate.
+
+    :ivar enabled: whether to replicate over Redis instead of direct TCP.
+    :ivar host: host of Redis.
+    :ivar port: port of Redis.
+    :ivar path: Unix socket of Redis; takes precedence over ``host`` and ``port``.
+    :ivar username: user name (ACL).
+    :ivar password: password.
+    :ivar password_path: file with the password.
+    :ivar dbid: number of the database; the default is 0.
+    :ivar use_tls: connect with TLS.
+    :ivar certificate_file: client certificate (PEM).
+    :ivar private_key_file: private key (PEM) of the client certificate.
+    :ivar ca_file: certificate authorities (PEM) that verify Redis; those of the system
+        if neither this nor ``ca_path`` is set.
+    :ivar ca_path: folder of certificate authorities, if ``ca_file`` is not set.
+    :ivar sentinel: Sentinels that know the host and port; takes precedence over
+        ``host`` and ``port``, and excludes ``path``. Synapse has no such key.
+    """
 
     enabled: bool = False
-    """Whether to replicate over Redis instead of direct TCP."""
     host: str = "localhost"
-    """Host of Redis."""
     port: Port = 6379
-    """Port of Redis."""
     path: str | None = None
-    """Unix socket of Redis; takes precedence over ``host`` and ``port``."""
     username: str | None = None
-    """User name (ACL)."""
-    password: SecretStr | None = None
-    """Password."""
+    password: str | None = attrs.field(default=None, repr=False)
     password_path: str | None = None
-    """File with the password."""
-    dbid: Annotated[int, Field(ge=0)] | None = None
-    """Number of the database; the default is 0."""
+    dbid: Annotated[int, Meta(ge=0)] | None = None
     use_tls: bool = False
-    """Connect with TLS."""
     certificate_file: str | None = None
-    """Client certificate (PEM)."""
     private_key_file: str | None = None
-    """Private key (PEM) of the client certificate."""
     ca_file: str | None = None
-    """Certificate authorities (PEM) that verify Redis; those of the system if neither
-    this nor ``ca_path`` is set."""
     ca_path: str | None = None
-    """Folder of certificate authorities, if ``ca_file`` is not set."""
     sentinel: SentinelSection | None = None
-    """Sentinels that know the host and port; takes precedence over ``host`` and
-    ``port``, and excludes ``path``. Synapse has no such key."""
 
-    @model_validator(mode="after")
-    def _check_pairs(self) -> RedisSection:
+    def __attrs_post_init__(self) -> None:
         if (self.certificate_file is None) != (self.private_key_file is None):
-            raise invalid(
+            raise InvalidValueError(
                 "a client certificate needs its private key",
                 "write both certificate_file and private_key_file, or neither",
             )
-        return self
 
 
-class InstanceSection(ForeignSection):
-    """The address at which an instance serves HTTP replication."""
+@attrs.frozen(kw_only=True)
+class InstanceSection:
+    """The address at which an instance serves HTTP replication.
+
+    :ivar host: host of the instance.
+    :ivar port: port of its HTTP listener for ``replication``.
+    :ivar tls: connect with TLS.
+    :ivar path: Unix socket, instead of ``host`` and ``port``.
+    """
 
     host: str | None = None
-    """Host of the instance."""
     port: Port | None = None
-    """Port of its HTTP listener for ``replication``."""
     tls: bool = False
-    """Connect with TLS."""
     path: str | None = None
-    """Unix socket, instead of ``host`` and ``port``."""
 
-    @model_validator(mode="after")
-    def _check_address(self) -> InstanceSection:
+    def __attrs_post_init__(self) -> None:
         if self.path is None and (self.host is None or self.port is None):
-            raise invalid(
+            raise InvalidValueError(
                 "the address of the process is missing",
                 "write host and port, or path (of a Unix socket)",
             )
         if self.path is not None and (self.host or self.port):
-            raise invalid(
+            raise InvalidValueError(
                 "it has both a path and a host or port",
                 "write either path, or host and port",
             )
-        return self
 
 
-class ResourceSection(ForeignSection):
-    """One entry of ``resources``."""
+@attrs.frozen(kw_only=True)
+class ResourceSection:
+    """One entry of ``resources``.
 
-    names: Names
-    """``replication``, ``health``, ``metrics``; other resources of Synapse are ignored.
+    :ivar names: ``replication``, ``health``, ``metrics``; other resources of Synapse
+        are ignored.
     """
 
-    @model_validator(mode="after")
-    def _check_names(self) -> ResourceSection:
+    names: list[str]
+
+    def __attrs_post_init__(self) -> None:
         for name in self.names:
             meant = did_you_mean(name, OUR_RESOURCES)
             if name not in OUR_RESOURCES and meant is not None:
-                raise invalid(f"{name!r} is not a resource", f"did you mean {meant!r}?")
-        return self
+                raise InvalidValueError(
+                    f"{name!r} is not a resource", f"did you mean {meant!r}?"
+                )
 
 
-class ListenerSection(ForeignSection):
-    """One listener of a process."""
+@attrs.frozen(kw_only=True)
+class ListenerSection:
+    """One listener of a process.
+
+    :ivar type: ``http``, ``metrics`` (an HTTP listener that serves only metrics and the
+        status), ``replication`` (direct TCP), or ``manhole``, which is ignored.
+    :ivar port: port; either this or ``path``.
+    :ivar path: Unix socket.
+    :ivar bind_addresses: addresses to listen on; ``0.0.0.0`` by default.
+    :ivar bind_address: a single address to listen on, if ``bind_addresses`` is not set.
+    :ivar tls: serve over TLS.
+    :ivar resources: resources of an ``http`` listener.
+    """
 
     type: str
-    """``http``, ``metrics`` (an HTTP listener that serves only metrics and the status),
-    ``replication`` (direct TCP), or ``manhole``, which is ignored."""
     port: Port | None = None
-    """Port; either this or ``path``."""
     path: str | None = None
-    """Unix socket."""
-    bind_addresses: Names | None = None
-    """Addresses to listen on; ``0.0.0.0`` by default."""
+    bind_addresses: list[str] | None = None
     bind_address: str | None = None
-    """A single address to listen on, if ``bind_addresses`` is not set."""
     tls: bool = False
-    """Serve over TLS."""
-    resources: ListOf[ResourceSection] = Field(default_factory=list)
-    """Resources of an ``http`` listener."""
+    resources: list[ResourceSection] = attrs.field(factory=list)
 
-    @model_validator(mode="after")
-    def _check_listener(self) -> ListenerSection:
+    def __attrs_post_init__(self) -> None:
         if self.type not in LISTENER_TYPES:
-            raise invalid(
+            raise InvalidValueError(
                 f"{self.type!r} is not a type of listener",
                 hint_for(self.type, LISTENER_TYPES),
             )
         if (self.port is None) == (self.path is None):
-            raise invalid(
+            raise InvalidValueError(
                 "a listener needs either a port or a path",
                 "write port: 9093, or path: /run/synapse/main.sock",
             )
-        return self
 
     @property
     def addresses(self) -> list[str]:
@@ -202,51 +213,58 @@ class ListenerSection(ForeignSection):
 _MAX_TORTURE_MS = 60_000
 
 
-class SharedFile(ForeignSection):
-    """All keys that this package reads, merged from all files."""
+@attrs.frozen(kw_only=True)
+class SharedFile:
+    """All keys that this package reads, merged from all files.
 
-    server_name: Annotated[str, Field(pattern=r"^[^\s/]+$")]
-    """Name of the homeserver; also the name of the main Redis channel."""
+    :ivar server_name: name of the homeserver; also the name of the main Redis channel.
+    :ivar database: the homeserver's database. Required if any replicated stream is
+        stored in it.
+    :ivar redis: Redis.
+    :ivar stream_writers: the writers of each stream. A standard stream has Synapse's
+        key; by default, ``master`` writes it. The key of a declared stream is its name;
+        by default, the ``writers`` of the declaration write it. Every instance writes
+        ``caches``.
+    :ivar instance_map: the address at which each instance serves HTTP replication, by
+        the instance's name; ``main`` is the main process.
+    :ivar listeners: listeners of the main process.
+    :ivar worker_name: name of this worker. Required for a worker.
+    :ivar worker_app: used only to detect that a file belongs to a worker.
+    :ivar worker_listeners: listeners of this worker.
+    :ivar worker_replication_host: host of the main process's direct TCP listener.
+    :ivar worker_replication_port: port of the main process's direct TCP listener.
+    :ivar worker_replication_secret: secret for HTTP replication, the same for all
+        instances.
+    :ivar worker_replication_secret_path: file with the replication secret.
+    :ivar tls_certificate_path: certificate (PEM) of listeners with ``tls``.
+    :ivar tls_private_key_path: private key (PEM) of ``tls_certificate_path``.
+    :ivar run_background_tasks_on: instance that stores client IPs; by default, the main
+        process.
+    :ivar federation_sender_instances: instances whose FEDERATION_ACK frees rows of
+        ``federation``; by default, all that send it.
+    :ivar replication_torture_level: for tests: the longest random delay of each stream,
+        in ms. If it is not 0, streams are also sent in random order.
+    :ivar synapse_replication: settings of this package for which Synapse has no key.
+    """
+
+    server_name: Annotated[str, Meta(pattern=r"^[^\s/]+\Z")]
     database: DatabaseSection | None = None
-    """The homeserver's database. Required if any replicated stream is stored in it."""
-    redis: OrEmpty[RedisSection] = RedisSection()
-    """Redis."""
-    stream_writers: OrEmpty[dict[str, Names]] = Field(default_factory=dict)
-    """The writers of each stream. A standard stream has Synapse's key; by default,
-    ``master`` writes it. The key of a declared stream is its name; by default, the
-    ``writers`` of the declaration write it. Every instance writes ``caches``."""
-    instance_map: OrEmpty[dict[str, InstanceSection]] = Field(default_factory=dict)
-    """The address at which each instance serves HTTP replication, by the instance's
-    name; ``main`` is the main process."""
-    listeners: ListOf[ListenerSection] = Field(default_factory=list)
-    """Listeners of the main process."""
-    worker_name: Annotated[str, Field(pattern=r"^\S+$")] | None = None
-    """Name of this worker. Required for a worker."""
+    redis: RedisSection = RedisSection()
+    stream_writers: dict[str, list[str]] = attrs.field(factory=dict)
+    instance_map: dict[str, InstanceSection] = attrs.field(factory=dict)
+    listeners: list[ListenerSection] = attrs.field(factory=list)
+    worker_name: Annotated[str, Meta(pattern=r"^\S+\Z")] | None = None
     worker_app: str | None = None
-    """Used only to detect that a file belongs to a worker."""
-    worker_listeners: ListOf[ListenerSection] = Field(default_factory=list)
-    """Listeners of this worker."""
+    worker_listeners: list[ListenerSection] = attrs.field(factory=list)
     worker_replication_host: str | None = None
-    """Host of the main process's direct TCP listener."""
     worker_replication_port: Port | None = None
-    """Port of the main process's direct TCP listener."""
-    worker_replication_secret: SecretStr | None = None
-    """Secret for HTTP replication, the same for all instances."""
+    worker_replication_secret: str | None = attrs.field(default=None, repr=False)
     worker_replication_secret_path: str | None = None
-    """File with the replication secret."""
     tls_certificate_path: str | None = None
-    """Certificate (PEM) of listeners with ``tls``."""
     tls_private_key_path: str | None = None
-    """Private key (PEM) of ``tls_certificate_path``."""
     run_background_tasks_on: str | None = None
-    """Instance that stores client IPs; by default, the main process."""
-    federation_sender_instances: list[str] = Field(default_factory=list)
-    """Instances whose FEDERATION_ACK frees rows of ``federation``; by default, all that
-    send it."""
-    replication_torture_level: (
-        Annotated[int, Field(ge=0, le=_MAX_TORTURE_MS)] | None
-    ) = None
-    """For tests: the longest random delay of each stream, in ms. If it is not 0,
-    streams are also sent in random order."""
-    synapse_replication: OrEmpty[OwnSection] = OwnSection()
-    """Settings of this package for which Synapse has no key."""
+    federation_sender_instances: list[str] = attrs.field(factory=list)
+    replication_torture_level: Annotated[int, Meta(ge=0, le=_MAX_TORTURE_MS)] | None = (
+        None
+    )
+    synapse_replication: OwnSection = attrs.field(factory=OwnSection)

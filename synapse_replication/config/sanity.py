@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from pydantic import BaseModel
+import attrs
 
 from synapse_replication.config.listener_safety import interface_of, split_description
 from synapse_replication.config.models import (
@@ -66,7 +66,7 @@ def mistyped_keys(values: Mapping[str, Any]) -> Iterator[Finding]:
     Synapse, or a later version of it, may use them. Some keys that Synapse is known to
     use are ignored even if they resemble a known key.
     """
-    sections: list[tuple[KeyPath, Any, type[BaseModel]]] = [
+    sections: list[tuple[KeyPath, Any, type[attrs.AttrsInstance]]] = [
         ((), values, SharedFile),
         (("redis",), values.get("redis"), RedisSection),
         (("database",), values.get("database"), DatabaseSection),
@@ -88,7 +88,7 @@ def mistyped_keys(values: Mapping[str, Any]) -> Iterator[Finding]:
         if not isinstance(section, Mapping):
             continue
         likeness = 0.7 if path else _TOP_LEVEL_LIKENESS
-        known = set(model.model_fields)
+        known = set(attrs.fields_dict(model))
         for key in section:
             candidates = known - set(section) if path else known
             meant = did_you_mean(str(key), candidates, likeness)

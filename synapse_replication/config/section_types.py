@@ -1,50 +1,46 @@
-"""Base classes and types that the sections of the configuration share."""
+"""Base class and types that the sections of the configuration share.
+
+A section is an attrs class. :func:`~synapse_replication.config.validation.read_value`
+creates it from a mapping, and reports everything in the mapping that its annotations do
+not allow. The descriptions of its fields are those of the manual. A field without a
+representation (``repr=False``) may contain a secret.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeAlias
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
-from pydantic_core import PydanticCustomError
-
-
-def invalid(problem: str, hint: str) -> PydanticCustomError:
-    """Return a validator's error that includes a hint."""
-    return PydanticCustomError(
-        "invalid", "{problem}", {"problem": problem, "hint": hint}
-    )
+import attrs
+from msgspec import Meta
 
 
-#: The docstring of a field is its description in the manual.
-_COMMON = ConfigDict(
-    frozen=True, hide_input_in_errors=True, use_attribute_docstrings=True
-)
-
-
-class ForeignSection(BaseModel):
-    """A section that Synapse defines: this model ignores unknown keys."""
-
-    model_config = ConfigDict(extra="ignore", **_COMMON)
-
-
-class StrictSection(BaseModel):
+@attrs.frozen
+class StrictSection:
     """A section of this package: an unknown key is an error."""
 
-    model_config = ConfigDict(extra="forbid", **_COMMON)
+
+class InvalidValueError(ValueError):
+    """A value is invalid, or the values of a section do not fit together.
+
+    :ivar problem: what is wrong.
+    :ivar hint: what to do.
+    """
+
+    def __init__(self, problem: str, hint: str) -> None:
+        super().__init__(f"{problem}; {hint}")
+        self.problem = problem
+        self.hint = hint
 
 
-def _one_or_many(value: Any) -> Any:
-    return [value] if isinstance(value, str) else value
+Port: TypeAlias = Annotated[int, Meta(ge=1, le=65535)]
+"""A port number."""
 
 
-T = TypeVar("T")
-#: A section or mapping that may be written without any key.
-OrEmpty = Annotated[T, BeforeValidator(lambda value: {} if value is None else value)]
-#: A list that may be written without any entry.
-ListOf = Annotated[
-    list[T], BeforeValidator(lambda value: [] if value is None else value)
-]
-#: A port number.
-Port = Annotated[int, Field(ge=1, le=65535)]
-#: A list of names; a single name is converted to a list.
-Names = Annotated[list[str], BeforeValidator(_one_or_many)]
+def not_empty(values: list[str]) -> list[str]:
+    """Return a list.
+
+    :raises InvalidValueError: if it is empty.
+    """
+    if not values:
+        raise InvalidValueError("is empty", "write at least one entry")
+    return values

@@ -1,130 +1,164 @@
-"""Conversion of pydantic's errors to problems with a source location and a hint."""
+"""Creation of the configuration's sections from the merged content of the files."""
 
 from __future__ import annotations
 
-import copy
-from typing import Any, get_args, get_origin
+from collections.abc import Mapping
+from types import MappingProxyType, NoneType
+from typing import Annotated, Any, Final, get_args, get_origin, get_type_hints
 
-from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails
+import attrs
+import msgspec
 
-from synapse_replication.config.models import LISTENER_TYPES, SharedFile
-from synapse_replication.config.yaml_files import (
-    OWN_SECTION,
-    KeyPath,
-    MergedFiles,
-    hint_for,
+from synapse_replication.config.models import LISTENER_TYPES
+from synapse_replication.config.section_types import InvalidValueError, StrictSection
+from synapse_replication.config.yaml_files import KeyPath, MergedFiles, hint_for
+
+#: The value of whatever is invalid; its problems have been reported.
+INVALID: Final[Any] = object()
+
+#: What to write in place of a value of another type.
+_HINTS: Mapping[Any, str] = MappingProxyType(
+    {
+        bool: "write true or false",
+        int: "write a whole number, without quotes",
+        float: "write a number",
+        str: "write a text; in quotes if it looks like a number",
+        list: "write a list: one line for each entry, beginning with `- `",
+        dict: "write a mapping: indented `key: value` lines",
+    }
 )
-from synapse_replication.errors import ConfigProblem
-
-#: The most attempts to remove invalid parts. Removing one may make the section that
-#: contains it invalid, and sections are nested only a few levels deep.
-_MAX_ROUNDS = 8
-
-#: Hints for pydantic's own errors, by the beginning of the error's type.
-_HINTS: tuple[tuple[str, str], ...] = (
-    ("missing", "add it"),
-    ("bool", "write true or false"),
-    ("int", "write a whole number, without quotes"),
-    ("string_pattern", "write one word, without white space"),
-    ("string", "write a text; in quotes if it looks like a number"),
-    ("list", "write a list: one line for each entry, beginning with `- `"),
-    ("dict", "write a mapping: indented `key: value` lines"),
-    ("too_short", "write at least one entry"),
-    ("literal", "write one of these values"),
-    ("model", "write a mapping: indented `key: value` lines"),
-    ("greater", "write a number in the range"),
-    ("less", "write a number in the range"),
-)
-
 #: Hints for keys for which a general hint would not be specific enough.
-_HINTS_OF_KEYS: dict[str, str] = {
-    "server_name": "write the homeserver's name, for instance `server_name: "
-    "example.com`",
-    "port": "write a port number from 1 to 65535",
-    "worker_replication_port": "write a port number from 1 to 65535",
-    "module": "write the dotted name of a function, for instance "
-    "my_package.my_module.make_sink",
-    "endpoint": "write the URL of a collector, for instance http://localhost:4318",
-    "sample_ratio": "write a number from 0 to 1",
-    "type": f"write one of {', '.join(LISTENER_TYPES)}",
-}
+_HINTS_OF_KEYS: Mapping[Any, str] = MappingProxyType(
+    {
+        "server_name": "write the homeserver's name, for instance `server_name: "
+        "example.com`",
+        "port": "write a port number from 1 to 65535",
+        "worker_replication_port": "write a port number from 1 to 65535",
+        "module": "write the dotted name of a function, for instance "
+        "my_package.my_module.make_sink",
+        "endpoint": "write the URL of a collector, for instance http://localhost:4318",
+        "sample_ratio": "write a number from 0 to 1",
+        "service_name": "write at least one character",
+        "type": f"write one of {', '.join(LISTENER_TYPES)}",
+    }
+)
 
 
-def problems_of(error: ValidationError, merged: MergedFiles) -> list[ConfigProblem]:
-    """Return pydantic's errors as problems with file, key and hint."""
-    return [_problem_of(details, merged) for details in error.errors()]
+def read_value(kind: Any, value: Any, path: KeyPath, merged: MergedFiles) -> Any:
+    """Convert a value of the files to a type, and report everything that is invalid.
 
+    A section of which a part is invalid has the default in its place. A list of which
+    a part is invalid, and a section that lacks a key, are invalid as a whole.
 
-def _problem_of(details: ErrorDetails, merged: MergedFiles) -> ConfigProblem:
-    path: KeyPath = details["loc"]
-    kind = details["type"]
-    context = details.get("ctx", {})
-    if kind == "invalid":
-        return merged.problem(path, str(context["problem"]), str(context["hint"]))
-    if kind == "extra_forbidden":
-        hint = hint_for(str(path[-1]), _known_keys(path[:-1]))
-        return merged.problem(path, "there is no such key", hint)
-    general = next((hint for start, hint in _HINTS if kind.startswith(start)), None)
-    hint = _HINTS_OF_KEYS.get(str(path[-1])) or general or "see the documentation"
-    problem = "is missing" if kind == "missing" else details["msg"]
-    return merged.problem(path, problem[:1].lower() + problem[1:], hint)
-
-
-def _known_keys(path: KeyPath) -> list[str]:
-    section: type[BaseModel] = SharedFile
-    for step in path:
-        if isinstance(step, str):
-            annotation = section.model_fields[step].annotation
-            section = next(
-                each
-                for each in (annotation, *get_args(annotation))
-                # On Python 3.10, list[str] is an instance of type.
-                if get_origin(each) is None
-                and isinstance(each, type)
-                and issubclass(each, BaseModel)
-            )
-    return sorted(section.model_fields)
-
-
-def drop_invalid_sections(
-    merged: MergedFiles, error: ValidationError
-) -> SharedFile | None:
-    """Remove the invalid parts of the merged content, and validate what remains.
-
-    A missing or invalid ``server_name`` is replaced by ``unknown``.
-
-    :return: the validated content; ``None`` if invalid parts remain after
-        :data:`_MAX_ROUNDS` attempts.
+    :param kind: a section, or another type that a field of a section may have.
+    :param path: the path of the value.
+    :return: :data:`INVALID` if the value is invalid.
     """
-    values = copy.deepcopy(dict(merged.values))
-    # Removing a part may make its section invalid. The errors of later rounds only
-    # determine what to remove next; they are not reported.
-    for _ in range(_MAX_ROUNDS):
-        for details in error.errors():
-            _remove(values, details["loc"])
-        values.setdefault("server_name", "unknown")
-        try:
-            return SharedFile.model_validate(values)
-        except ValidationError as next_error:
-            error = next_error
-    return None
+    origin, inner = get_origin(kind), get_args(kind)
+    if NoneType in inner:
+        (kind,) = (each for each in inner if each is not NoneType)
+        return None if value is None else read_value(kind, value, path, merged)
+    if origin is Annotated and callable(inner[1]):
+        return _read_checked(inner[0], inner[1], value, path, merged)
+    container = dict if attrs.has(kind) else origin
+    if container not in (list, dict):
+        return _read_scalar(kind, value, path, merged)
+    if value is None:
+        value = container()
+    elif isinstance(value, str) and inner == (str,):
+        value = [value]
+    if not isinstance(value, container):
+        name = "list" if container is list else "mapping"
+        merged.report(path, f"is not a {name}", _HINTS[container])
+        return INVALID
+    if attrs.has(kind):
+        return _read_section(kind, value, path, merged)
+    if container is dict:
+        return _read_mapping(inner[1], value, path, merged)
+    before = len(merged.problems)
+    found = [
+        read_value(inner[0], each, (*path, index), merged)
+        for index, each in enumerate(value)
+    ]
+    return found if len(merged.problems) == before else INVALID
 
 
-def _remove(values: dict[str, Any], path: KeyPath) -> None:
-    """Remove the part at ``path``.
+def _read_scalar(kind: Any, value: Any, path: KeyPath, merged: MergedFiles) -> Any:
+    try:
+        return msgspec.convert(value, kind, strict=False)
+    except msgspec.ValidationError as error:
+        problem = str(error)
+    base = get_args(kind)[0] if get_origin(kind) is Annotated else kind
+    if base not in _HINTS:
+        hint = f"write one of {', '.join(get_args(kind))}"
+    elif ", got " in problem:
+        hint = _HINTS[base]
+    elif base is str:
+        problem = "is not of the required form"
+        hint = "write one word, without white space"
+    else:
+        hint = "write a number in the range"
+    hint = _HINTS_OF_KEYS.get(path[-1], hint)
+    merged.report(path, problem[:1].lower() + problem[1:], hint)
+    return INVALID
 
-    If the part is in a list, remove the whole list. If the part is missing, remove the
-    section that lacks it; if a top-level key is missing, remove nothing.
-    """
-    if path[:2] in ((OWN_SECTION,), (OWN_SECTION, "streams")):
-        # Which keys of stream_writers are valid depends on the declared streams.
-        values.pop("stream_writers", None)
-    holder: dict[Any, Any] = values
-    key = path[0]
-    for step in path[1:]:
-        inner = holder.get(key)
-        if not isinstance(inner, dict) or step not in inner:
-            break
-        holder, key = inner, step
-    holder.pop(key, None)
+
+def _read_checked(
+    kind: Any, check: Any, value: Any, path: KeyPath, merged: MergedFiles
+) -> Any:
+    """Convert a value to a type, and pass it to the function of its annotation."""
+    found = read_value(kind, value, path, merged)
+    try:
+        return found if found is INVALID else check(found)
+    except InvalidValueError as error:
+        merged.report(path, error.problem, error.hint)
+        return INVALID
+
+
+def _read_mapping(
+    kind: Any, values: Mapping[Any, Any], path: KeyPath, merged: MergedFiles
+) -> dict[str, Any]:
+    """Convert the values of a mapping; the result lacks those that are invalid."""
+    found = {}
+    for key, value in values.items():
+        inner = (*path, str(key))
+        if not isinstance(key, str):
+            merged.report(inner, "the key is not a text", "write the key in quotes")
+        elif (read := read_value(kind, value, inner, merged)) is not INVALID:
+            found[key] = read
+    return found
+
+
+def _read_section(
+    section: type[Any], values: Mapping[Any, Any], path: KeyPath, merged: MergedFiles
+) -> Any:
+    before = len(merged.problems)
+    found = {}
+    kinds = get_type_hints(section, include_extras=True)
+    for field in attrs.fields(section):
+        inner = (*path, field.name)
+        if field.name in values:
+            read = read_value(kinds[field.name], values[field.name], inner, merged)
+            if read is not INVALID:
+                found[field.name] = read
+        elif field.default is attrs.NOTHING:
+            hint = _HINTS_OF_KEYS.get(field.name, "add it")
+            merged.report(inner, "is missing", hint)
+    is_complete = len(merged.problems) == before
+    if issubclass(section, StrictSection):
+        for key in values:
+            if key not in kinds:
+                hint = hint_for(str(key), sorted(kinds))
+                merged.report((*path, str(key)), "there is no such key", hint)
+    required = {
+        field.name for field in attrs.fields(section) if field.default is attrs.NOTHING
+    }
+    if not required <= found.keys():
+        return INVALID
+    try:
+        return section(**found)
+    except InvalidValueError as error:
+        # Otherwise, the section may be invalid only because of a default.
+        if is_complete:
+            merged.report(path, error.problem, error.hint)
+        return INVALID

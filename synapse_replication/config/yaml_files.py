@@ -19,7 +19,6 @@ from typing import Any, TypeAlias
 
 import attrs
 import yaml
-from pydantic import SecretStr
 from yaml.reader import ReaderError
 
 from synapse_replication.errors import ConfigError, ConfigProblem
@@ -272,7 +271,7 @@ def _record_lines(node: yaml.Node, path: KeyPath, lines: dict[KeyPath, int]) -> 
 
 
 def read_secret(
-    inline: SecretStr | None, path: str | None, key: KeyPath, merged: MergedFiles
+    inline: str | None, path: str | None, key: KeyPath, merged: MergedFiles
 ) -> str | None:
     """Return a secret from its key, or from the file that ``<key>_path`` names.
 
@@ -284,7 +283,7 @@ def read_secret(
     """
     path_key: KeyPath = (*key[:-1], f"{key[-1]}_path")
     if path is None:
-        return None if inline is None else inline.get_secret_value()
+        return inline
     if inline is not None:
         merged.report(
             path_key,

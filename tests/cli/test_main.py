@@ -65,7 +65,7 @@ class CheckConfigTests(FilesMixin):
 2 problems in the configuration:
 
   {file}:2: redis.port
-    input should be a valid integer, unable to parse string as an integer
+    expected `int`, got `str`
     -> write a port number from 1 to 65535
 
   {file}:3: stream_writers.recepits

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import typing
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeVar
 
-from pydantic import BaseModel
+import attrs
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.config.models import (
@@ -14,16 +14,18 @@ from synapse_replication.config.models import (
     RedisSection,
     SharedFile,
 )
+from synapse_replication.config.validation import read_value
+from synapse_replication.config.yaml_files import MergedFiles
+
+T = TypeVar("T")
 
 
-def sections_of(section: type[BaseModel]) -> Iterator[type[BaseModel]]:
+def sections_of(section: type[attrs.AttrsInstance]) -> Iterator[type[Any]]:
     """Yield this section and all nested sections."""
     yield section
-    for field in section.model_fields.values():
-        for part in parts_of(field.annotation):
-            # In Python 3.10, list[str] is an instance of type.
-            is_class = isinstance(part, type) and typing.get_origin(part) is None
-            if is_class and issubclass(part, BaseModel):
+    for kind in typing.get_type_hints(section).values():
+        for part in parts_of(kind):
+            if attrs.has(part):
                 yield from sections_of(part)
 
 
@@ -33,21 +35,29 @@ def parts_of(annotation: Any) -> Iterator[Any]:
         yield from parts_of(argument)
 
 
+def read(section: type[T], values: dict[str, Any]) -> T:
+    """Read a section from values that are valid."""
+    merged = MergedFiles(["f.yaml"], {}, {})
+    found: T = read_value(section, values, (), merged)
+    assert not merged.problems, merged.problems
+    return found
+
+
 class DescriptionsTests(SynchronousTestCase):
     def test_every_key(self) -> None:
         """Every key has a description for the reference manual."""
         sections = list(sections_of(SharedFile))
         self.assertGreater(len(sections), 12)
         for section in sections:
-            for name, field in section.model_fields.items():
-                self.assertTrue(field.description, f"{section.__name__}.{name}")
+            for name in attrs.fields_dict(section):
+                self.assertIn(f"    :ivar {name}: ", section.__doc__ or "")
 
 
 class SectionTests(SynchronousTestCase):
     def test_unknown_keys_of_synapse(self) -> None:
         """Unknown keys of Synapse are ignored at any depth."""
-        shared = SharedFile.model_validate(
-            {"server_name": "x", "pid_file": 7, "redis": {"new_key": 1}}
+        shared = read(
+            SharedFile, {"server_name": "x", "pid_file": 7, "redis": {"new_key": 1}}
         )
         self.assertEqual(shared.redis, RedisSection())
 
@@ -56,18 +66,19 @@ class SectionTests(SynchronousTestCase):
         empty = dict.fromkeys(
             ["redis", "stream_writers", "instance_map", "listeners", "worker_listeners"]
         )
-        shared = SharedFile.model_validate({"server_name": "x", **empty})
+        shared = read(SharedFile, {"server_name": "x", **empty})
         self.assertEqual(shared, SharedFile(server_name="x"))
 
     def test_listener(self) -> None:
         """A listener has its addresses, and only the resources of this project."""
-        listener = ListenerSection.model_validate(
+        listener = read(
+            ListenerSection,
             {
                 "type": "http",
                 "port": 1,
                 "bind_address": "::1",
                 "resources": [{"names": ["client", "health"]}, {"names": "metrics"}],
-            }
+            },
         )
         self.assertEqual(listener.addresses, ["::1"])
         self.assertEqual(listener.resource_names, {"health", "metrics"})

@@ -53,7 +53,7 @@ class TracingConfigTests(FilesMixin):
         )
         assert config.tracing is not None
         (secret,) = config.tracing.headers.values()
-        self.assertEqual(secret.get_secret_value(), "Bearer hush")
+        self.assertEqual(secret, "Bearer hush")
         self.assertEqual(config.tracing.sample_ratio, 0.1)
         self.assertEqual(config.tracing.service_name, "matrix")
         self.assertNotIn("hush", repr(config))

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+import attrs
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.config.models import SharedFile
-from synapse_replication.config.validation import problems_of
+from synapse_replication.config.validation import read_value
 from synapse_replication.config.yaml_files import MergedFiles
 
 
 class HintsTests(SynchronousTestCase):
-    def problems_of(self, section: type[BaseModel], value: Any) -> list[str]:
-        with self.assertRaises(ValidationError) as caught:
-            section.model_validate(value)
-        problems = problems_of(caught.exception, MergedFiles(["f.yaml"], {}, {}))
-        return [f"{problem.key}: {problem.hint}" for problem in problems]
+    def problems_of(self, section: type[attrs.AttrsInstance], value: Any) -> list[str]:
+        merged = MergedFiles(["f.yaml"], {}, {})
+        read_value(section, value, (), merged)
+        return [f"{problem.key}: {problem.hint}" for problem in merged.problems]
 
     def test_every_problem_has_a_hint(self) -> None:
         """Each kind of problem has a hint."""
@@ -72,3 +71,75 @@ class HintsTests(SynchronousTestCase):
                 "writer_lock",
             ],
         )
+
+    def test_every_entry_is_checked(self) -> None:
+        """Each invalid entry of a list or mapping is reported, and each key of it."""
+        self.assertEqual(
+            self.problems_of(
+                SharedFile,
+                {
+                    "server_name": "x\n",
+                    "database": {"args": {5: "x"}},
+                    "stream_writers": {"events": [1, "a", {}], "typing": {}},
+                    "synapse_replication": {
+                        "log_level": "loud",
+                        "modules": [{}, {"module": "no_dots"}],
+                        "tracing": {"endpoint": "http://c:x", "service_name": ""},
+                    },
+                },
+            ),
+            [
+                "server_name: write the homeserver's name, for instance `server_name: "
+                "example.com`",
+                "database.args.5: write the key in quotes",
+                "stream_writers.events[0]: write a text; in quotes if it looks like a "
+                "number",
+                "stream_writers.events[2]: write a text; in quotes if it looks like a "
+                "number",
+                "stream_writers.typing: write a list: one line for each entry, "
+                "beginning with `- `",
+                "synapse_replication.modules[0].module: write the dotted name of a "
+                "function, for instance my_package.my_module.make_sink",
+                "synapse_replication.modules[1].module: write the dotted name of a "
+                "function, for instance my_package.my_module.make_sink",
+                "synapse_replication.log_level: write one of debug, info, warn, error, "
+                "critical",
+                "synapse_replication.tracing.endpoint: write the URL of a collector, "
+                "for instance http://localhost:4318",
+                "synapse_replication.tracing.service_name: write at least one "
+                "character",
+            ],
+        )
+
+
+class SecretsTests(SynchronousTestCase):
+    def test_no_secret(self) -> None:
+        """Neither a problem nor the representation of a section contains a secret."""
+        merged = MergedFiles(["f.yaml"], {}, {})
+        section = read_value(
+            SharedFile,
+            {
+                "server_name": "x",
+                "database": {"args": {"password": "hush"}},
+                "redis": {
+                    "password": "hush",
+                    "port": "hush",
+                    "sentinel": {"master": "a", "sentinels": "b", "password": "hush"},
+                },
+                "worker_replication_secret": "hush",
+                "worker_name": "hu sh",
+                "synapse_replication": {
+                    "tracing": {"endpoint": "http://c", "headers": {"a": "hush"}},
+                    "modules": [{"module": "a.b", "config": {"password": "hush"}}],
+                },
+            },
+            (),
+            merged,
+        )
+        keys = [problem.key for problem in merged.problems]
+        self.assertEqual(keys, ["redis.port", "worker_name"])
+        self.assertEqual(section.worker_replication_secret, "hush")
+        self.assertEqual(section.redis.sentinel.password, "hush")
+        for text in (repr(section), *map(str, merged.problems)):
+            self.assertNotIn("hush", text)
+            self.assertNotIn("hu sh", text)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pydantic import SecretStr
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.config.yaml_files import (
@@ -126,8 +125,7 @@ class ReadFilesTests(FilesMixin):
 class ReadSecretTests(FilesMixin):
     def secret(self, inline: str | None, path: str | None) -> str | None:
         merged = MergedFiles(("f.yaml",), {}, {})
-        secret = None if inline is None else SecretStr(inline)
-        found = read_secret(secret, path, ("redis", "password"), merged)
+        found = read_secret(inline, path, ("redis", "password"), merged)
         self.problems += merged.problems
         return found
 
