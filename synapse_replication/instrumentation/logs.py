@@ -8,7 +8,6 @@ connected or removed writers, and the progress of catch-ups have none.
 
 from __future__ import annotations
 
-import csv
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +19,7 @@ from twisted.logger import Logger, LogLevel
 from twisted.python.failure import Failure
 from typing_extensions import override
 
+from synapse_replication.data_files import read_table
 from synapse_replication.errors import excerpt
 from synapse_replication.handlers import events
 from synapse_replication.handlers.observer import ReplicationObserver, handles
@@ -86,17 +86,16 @@ class _Line(Struct, frozen=True):
 
 
 def _read_lines() -> Iterator[tuple[type, _Line]]:
-    with Path(__file__).with_suffix(".csv").open(encoding="utf-8") as file:
-        for row in csv.DictReader(file):
-            yield (
-                getattr(events, row["Event"]),
-                _Line(
-                    LogLevel.levelWithName(row["Level"]),
-                    row["Line"],
-                    tuple(row["Limited by"].split()),
-                    row["Traceback"] == "yes",
-                ),
-            )
+    for row in read_table(Path(__file__).with_suffix(".csv")):
+        yield (
+            getattr(events, row["Event"]),
+            _Line(
+                LogLevel.levelWithName(row["Level"]),
+                row["Line"],
+                tuple(row["Limited by"].split()),
+                row["Traceback"] == "yes",
+            ),
+        )
 
 
 #: The lines of the events that have one, from ``logs.csv``.

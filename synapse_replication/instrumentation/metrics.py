@@ -8,12 +8,13 @@ distinguishes several servers in one process. Counters are exposed with the suff
 
 from __future__ import annotations
 
-import csv
 import enum
 from collections.abc import Iterator
 from pathlib import Path
 
 from msgspec import Struct
+
+from synapse_replication.data_files import read_table
 
 #: The last label of every metric.
 SERVER_NAME_LABEL = "server_name"
@@ -47,16 +48,15 @@ class MetricDefinition(Struct, frozen=True):
 
 
 def _read_definitions() -> Iterator[MetricDefinition]:
-    with Path(__file__).with_suffix(".csv").open(encoding="utf-8") as file:
-        for row in csv.DictReader(file):
-            yield MetricDefinition(
-                row["Name"],
-                MetricKind(row["Kind"]),
-                tuple(row["Labels"].split()),
-                row["Meaning"],
-                row["At scrape"] == "yes",
-                row["Event"],
-            )
+    for row in read_table(Path(__file__).with_suffix(".csv")):
+        yield MetricDefinition(
+            row["Name"],
+            MetricKind(row["Kind"]),
+            tuple(row["Labels"].split()),
+            row["Meaning"],
+            row["At scrape"] == "yes",
+            row["Event"],
+        )
 
 
 METRICS: tuple[MetricDefinition, ...] = tuple(_read_definitions())

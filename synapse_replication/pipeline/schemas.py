@@ -6,13 +6,14 @@ the same order.
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
 import pyarrow as pa
+
+from synapse_replication.data_files import read_table
 
 #: The partition of a table: the day of the time of a row or command, in UTC, or the day
 #: of archiving if that time is unknown.
@@ -31,8 +32,7 @@ _TYPES: Final[Mapping[str, pa.DataType]] = {
 
 
 def _columns(name: str) -> list[dict[str, str]]:
-    with (_FOLDER / f"{name}.csv").open(encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+    return read_table(_FOLDER / f"{name}.csv")
 
 
 def _schema(name: str) -> pa.Schema:

@@ -10,10 +10,7 @@ from msgspec import Struct
 from synapse_replication.storage import queries
 from synapse_replication.storage.id_streams import Lookup, exists, find_lookups
 from synapse_replication.streams.id_column import IdColumn
-from synapse_replication.streams.standard.registry import (
-    TABLES_WITHOUT_ROWS,
-    StandardStream,
-)
+from synapse_replication.streams.standard.registry import StandardStream
 
 if TYPE_CHECKING:
     from synapse_replication.streams.table import TableStream
@@ -31,11 +28,10 @@ class RowIds(Struct, frozen=True):
 
 def row_ids_of(stream: StandardStream | TableStream) -> list[RowIds]:
     """Return the ids of a stream's rows in each of its tables, of all writers."""
-    return [
-        RowIds(column, stream.negative)
-        for column in stream.id_columns
-        if column.table not in TABLES_WITHOUT_ROWS
-    ]
+    columns = stream.id_columns
+    if isinstance(stream, StandardStream):
+        columns = tuple(table.ids for table in stream.tables if table.columns)
+    return [RowIds(column, stream.negative) for column in columns]
 
 
 def committed_tokens(

@@ -1,5 +1,8 @@
 """The streams of a Synapse deployment: the properties common to all processes.
 
+They are read from ``streams.csv``, and their tables from ``tables.csv``. Synapse's
+tables of account data have an ``instance_name``, but Synapse does not fill it in.
+
 The writers of each stream are configured in ``stream_writers``, under the keys given
 here; ``master`` writes every stream that is not configured, except ``caches``, which
 every instance may write.
@@ -9,24 +12,43 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from operator import attrgetter
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from msgspec import Struct
 
+from synapse_replication.data_files import read_table
 from synapse_replication.streams.id_column import IdColumn
 from synapse_replication.streams.rows import RowCodec
 from synapse_replication.streams.stream import StreamDescription
 
-_ROW_TYPES = "synapse_replication.streams.standard.row_types"
-
-#: The tables that store ids of a standard stream, but whose rows are not on the wire.
-TABLES_WITHOUT_ROWS = frozenset({"device_lists_remote_pending"})
+_FOLDER = Path(__file__).parent
 
 #: The instance name of the main process.
 MAIN_INSTANCE = "master"
+
+
+class RowTable(Struct, frozen=True):
+    """A table with ids of a stream.
+
+    :ivar ids: the column of the ids, and that of the writers.
+    :ivar columns: expressions for the columns of the rows on the wire; none if its rows
+        are not on the wire. ``column[]`` is an array of texts, or JSON.
+    :ivar kind: the kind of its rows, if the stream has several; a row on the wire is
+        then ``[kind, [columns]]``.
+    :ivar written_ms: the column with the time of writing, ms since 1970.
+    :ivar distinct: whether it may have several rows for one row of the stream.
+    """
+
+    ids: IdColumn
+    columns: tuple[str, ...]
+    kind: str | None
+    written_ms: str | None
+    distinct: bool
 
 
 class StandardStream(Struct, frozen=True, kw_only=True):
@@ -41,7 +63,8 @@ class StandardStream(Struct, frozen=True, kw_only=True):
     :ivar any_instance_writes: whether every instance may write it without being
         declared, so that it has no positions in ``stream_positions``.
     :ivar sequence: the sequence of its ids; ``None`` if it is held in memory.
-    :ivar id_columns: the columns that store its ids.
+    :ivar tables: the tables that store its ids. Within a token, the rows of an earlier
+        table come first.
     :ivar positions_name: its name in ``stream_positions``; ``None`` if it has no
         positions there.
     :ivar negative: whether ids are stored as negative numbers; tokens on the wire are
@@ -59,10 +82,15 @@ class StandardStream(Struct, frozen=True, kw_only=True):
     writers_key: str | None = None
     any_instance_writes: bool = False
     sequence: str | None = None
-    id_columns: tuple[IdColumn, ...] = ()
+    tables: tuple[RowTable, ...] = ()
     positions_name: str | None = None
     negative: bool = False
     key: Callable[[Any], Hashable] | None = None
+
+    @property
+    def id_columns(self) -> tuple[IdColumn, ...]:
+        """The columns that store its ids."""
+        return tuple(table.ids for table in self.tables)
 
     @property
     def description(self) -> StreamDescription:
@@ -91,197 +119,37 @@ def _describe(stream: StandardStream) -> StreamDescription:
     )
 
 
-def _in_memory(
-    name: str,
-    row_type: str,
-    writers_key: str | None = None,
-    key: Callable[[Any], Hashable] | None = None,
-) -> StandardStream:
-    return StandardStream(
-        name=name,
-        codec=row_type,
-        resettable=True,
-        held_in_memory=True,
-        writers_key=writers_key,
-        key=key,
-    )
+def _read_tables() -> dict[str, list[RowTable]]:
+    tables: dict[str, list[RowTable]] = defaultdict(list)
+    for row in read_table(_FOLDER / "tables.csv"):
+        tables[row["Stream"]].append(
+            RowTable(
+                IdColumn(row["Table"], row["Id"], row["Writer"] or None),
+                tuple(row["Columns"].split(", ")) if row["Columns"] else (),
+                row["Kind"] or None,
+                row["Written"] or None,
+                row["Distinct"] == "yes",
+            )
+        )
+    return tables
 
 
-def _in_tables(
-    name: str,
-    codec: str,
-    sequence: str,
-    id_columns: Sequence[tuple[str, str, str | None]],
-    *,
-    writers_key: str | None = None,
-    positions_name: str | None = None,
-    negative: bool = False,
-) -> StandardStream:
-    return StandardStream(
-        name=name,
-        codec=codec,
-        writers_key=writers_key,
-        sequence=sequence,
-        id_columns=tuple(IdColumn(*columns) for columns in id_columns),
-        positions_name=positions_name or name,
-        negative=negative,
-    )
+def _read_streams() -> Iterator[StandardStream]:
+    tables = _read_tables()
+    for row in read_table(_FOLDER / "streams.csv"):
+        yield StandardStream(
+            name=row["Stream"],
+            codec=row["Rows"],
+            writers_key=row["Writers"] or None,
+            sequence=row["Sequence"] or None,
+            tables=tuple(tables[row["Stream"]]),
+            positions_name=row["Stored as"] or None,
+            key=attrgetter(*row["Key"].split()) if row["Key"] else None,
+            **dict.fromkeys(row["Properties"].split(), True),
+        )
 
-
-def _simple(table: str) -> tuple[tuple[str, str, str | None], ...]:
-    return ((table, "stream_id", "instance_name"),)
-
-
-_EVENT_IDS = (
-    ("events", "stream_ordering", "instance_name"),
-    ("ex_outlier_stream", "event_stream_ordering", "instance_name"),
-)
-
-_STREAMS = (
-    _in_tables(
-        "events",
-        "EventsRowCodec",
-        "events_stream_seq",
-        (*_EVENT_IDS, *_simple("current_state_delta_stream")),
-        writers_key="events",
-    ),
-    _in_tables(
-        "backfill",
-        "BackfillStreamRow",
-        "events_backfill_stream_seq",
-        _EVENT_IDS,
-        writers_key="events",
-        negative=True,
-    ),
-    _in_tables(
-        "presence",
-        "PresenceStreamRow",
-        "presence_stream_sequence",
-        _simple("presence_stream"),
-        writers_key="presence",
-        positions_name="presence_stream",
-    ),
-    _in_memory(
-        "presence_federation",
-        "PresenceFederationStreamRow",
-        "presence",
-        attrgetter("destination", "user_id"),
-    ),
-    _in_memory("typing", "TypingStreamRow", "typing", attrgetter("room_id")),
-    _in_tables(
-        "receipts",
-        "ReceiptsStreamRow",
-        "receipts_sequence",
-        _simple("receipts_linearized"),
-        writers_key="receipts",
-    ),
-    _in_tables(
-        "push_rules",
-        "PushRulesStreamRow",
-        "push_rules_stream_sequence",
-        _simple("push_rules_stream"),
-        writers_key="push_rules",
-        positions_name="push_rules_stream",
-    ),
-    _in_tables(
-        "pushers",
-        "PushersStreamRow",
-        "pushers_sequence",
-        (("pushers", "id", "instance_name"), *_simple("deleted_pushers")),
-    ),
-    StandardStream(
-        name="caches",
-        codec="CachesStreamRow",
-        idempotent=True,
-        resettable=True,
-        announce_own_moves_only=True,
-        any_instance_writes=True,
-        sequence="cache_invalidation_stream_seq",
-        id_columns=(
-            IdColumn(
-                "cache_invalidation_stream_by_instance", "stream_id", "instance_name"
-            ),
-        ),
-    ),
-    _in_tables(
-        "device_lists",
-        "DeviceListsStreamRow",
-        "device_lists_sequence",
-        (
-            *_simple("device_lists_stream"),
-            *_simple("user_signature_stream"),
-            *_simple("device_lists_outbound_pokes"),
-            *_simple("device_lists_changes_in_room"),
-            *_simple("device_lists_remote_pending"),
-        ),
-        writers_key="device_lists",
-        positions_name="device_lists_stream",
-    ),
-    _in_tables(
-        "to_device",
-        "ToDeviceStreamRow",
-        "device_inbox_sequence",
-        (*_simple("device_inbox"), *_simple("device_federation_outbox")),
-        writers_key="to_device",
-    ),
-    _in_memory("federation", "FederationStreamRow"),
-    _in_tables(
-        "account_data",
-        "AccountDataStreamRow",
-        "account_data_sequence",
-        # The tables have an instance_name, but Synapse does not fill it in.
-        (
-            ("account_data", "stream_id", None),
-            ("room_account_data", "stream_id", None),
-            ("room_tags_revisions", "stream_id", None),
-        ),
-        writers_key="account_data",
-    ),
-    _in_tables(
-        "profile_updates",
-        "ProfileUpdatesStreamRow",
-        "profile_updates_sequence",
-        _simple("profile_updates"),
-        writers_key="events",
-    ),
-    _in_tables(
-        "sticky_events",
-        "StickyEventsStreamRow",
-        "sticky_events_sequence",
-        _simple("sticky_events"),
-        writers_key="events",
-    ),
-    _in_tables(
-        "thread_subscriptions",
-        "ThreadSubscriptionsStreamRow",
-        "thread_subscriptions_sequence",
-        _simple("thread_subscriptions"),
-        writers_key="thread_subscriptions",
-    ),
-    _in_tables(
-        "un_partial_stated_room",
-        "UnPartialStatedRoomStreamRow",
-        "un_partial_stated_room_stream_sequence",
-        _simple("un_partial_stated_room_stream"),
-        positions_name="un_partial_stated_room_stream",
-    ),
-    _in_tables(
-        "un_partial_stated_event",
-        "UnPartialStatedEventStreamRow",
-        "un_partial_stated_event_stream_sequence",
-        _simple("un_partial_stated_event_stream"),
-        positions_name="un_partial_stated_event_stream",
-    ),
-    _in_tables(
-        "quarantined_media",
-        "QuarantinedMediaStreamRow",
-        "quarantined_media_id_seq",
-        _simple("quarantined_media_changes"),
-        writers_key="quarantined_media_changes",
-    ),
-)
 
 #: The standard streams by their names on the wire.
 STANDARD_STREAMS: Mapping[str, StandardStream] = MappingProxyType(
-    {stream.name: stream for stream in _STREAMS}
+    {stream.name: stream for stream in _read_streams()}
 )
