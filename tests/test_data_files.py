@@ -6,7 +6,7 @@ from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.data_files import read_table
+from synapse_replication.data_files import read_queries, read_table
 
 
 class ReadTableTests(SynchronousTestCase):
@@ -28,3 +28,13 @@ class ReadTableTests(SynchronousTestCase):
             for row in read_table(path):
                 self.assertNotIn(None, row, path)
                 self.assertNotIn(None, row.values(), path)
+
+
+class ReadQueriesTests(SynchronousTestCase):
+    def test_parts(self) -> None:
+        """Each statement has a name; comments are omitted."""
+        path = Path(self.mktemp())
+        path.write_text(
+            "-- A file.\n-- name: one\n-- Why.\nSELECT 1\n\n-- name: two\nSELECT\n  2\n"
+        )
+        self.assertEqual(read_queries(path), {"one": "SELECT 1", "two": "SELECT\n  2"})

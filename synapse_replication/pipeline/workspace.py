@@ -6,10 +6,8 @@ Data that does not fit into memory is written to the database's file.
 from __future__ import annotations
 
 import contextlib
-import re
 import tempfile
 from collections.abc import Iterable, Iterator
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
 
@@ -93,13 +91,3 @@ def rows_of(
     cursor = connection.execute(sql, parameters or None)
     names = [column[0] for column in cursor.description or ()]
     return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
-
-
-def read_queries(package: str, file: str) -> dict[str, str]:
-    """Return the parts of a file of SQL, which begin with lines like ``-- name: x``.
-
-    :param package: the package that contains the file.
-    """
-    text = files(package).joinpath(file).read_text("utf-8")
-    parts = re.split(r"^-- name: (\w+)$", text, flags=re.MULTILINE)
-    return dict(zip(parts[1::2], parts[2::2], strict=True))

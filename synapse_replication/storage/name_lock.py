@@ -12,26 +12,12 @@ from typing import Any
 from msgspec import Struct
 
 from synapse_replication.errors import StorageError
+from synapse_replication.storage import queries
 
 #: How long to wait for a lock that another process holds, in s.
 WAIT = 10.0
 #: The interval between two attempts to acquire the lock, in s.
 RETRY_EVERY = 0.5
-
-_SETTINGS = """
-    SELECT set_config('tcp_keepalives_idle', '10', false),
-        set_config('tcp_keepalives_interval', '5', false),
-        set_config('tcp_keepalives_count', '3', false)
-"""
-_HOLDER = """
-    SELECT lock.pid, coalesce(host(client_addr), 'this machine'), application_name,
-        backend_start
-    FROM pg_locks AS lock LEFT JOIN pg_stat_activity AS session USING (pid)
-    WHERE locktype = 'advisory' AND granted AND classid = %s AND objid = %s
-        AND objsubid = 2 AND lock.database = (
-            SELECT oid FROM pg_database WHERE datname = current_database()
-        )
-"""
 
 
 class _Session(Struct, frozen=True):
@@ -78,14 +64,14 @@ def try_lock(txn: Any, key: tuple[int, ...]) -> tuple[int, _Session]:
     txn.execute("SELECT pg_backend_pid()")
     ((own,),) = txn.fetchall()
     unsigned = [number % 2**32 for number in key]
-    txn.execute(_HOLDER, unsigned)
+    txn.execute(queries.LOCK_HOLDER, unsigned)
     found = txn.fetchall()
     if not found:
-        txn.execute(_SETTINGS)
+        txn.execute(queries.LOCK_SETTINGS)
         txn.execute("SELECT pg_try_advisory_lock(%s, %s)", key)
         ((is_acquired,),) = txn.fetchall()
         if is_acquired:
             return own, _Session(own)
-        txn.execute(_HOLDER, unsigned)
+        txn.execute(queries.LOCK_HOLDER, unsigned)
         found = txn.fetchall()
     return own, _Session(*found[0]) if found else _Session(-1, "an unknown address")

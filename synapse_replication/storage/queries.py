@@ -1,5 +1,7 @@
 """SQL statements about sequences, stored positions, and the ids in tables.
 
+Most are in ``queries.sql``, where a comment says what each does.
+
 Values are named parameters. Identifiers (tables, columns, sequences) are quoted by
 :func:`identifier`. They are inserted into the statement, or are parameters that
 PostgreSQL converts with ``regclass``. A stream's table may have columns of any name.
@@ -13,130 +15,31 @@ whole table.
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Final
+
+from synapse_replication.data_files import read_queries
 from synapse_replication.streams.id_column import IdColumn
 
-#: Allocate ``count`` ids from the sequence ``sequence``, in one round trip.
-NEXT_IDS = """
-    SELECT nextval(%(sequence)s::regclass) FROM generate_series(1, %(count)s)
-"""
+_SQL: Final = read_queries(Path(__file__).with_suffix(".sql"))
 
-#: Allocate ``count`` ids from ``sequence`` without using them; return the last one.
-SKIP_IDS = """
-    SELECT max(nextval(%(sequence)s::regclass)) FROM generate_series(1, %(count)s)
-"""
-
-#: The stored writers of a stream and their positions.
-POSITIONS = """
-    SELECT instance_name, stream_id FROM stream_positions
-    WHERE stream_name = %(stream_name)s
-"""
-
-#: Values that change if the database goes back: PostgreSQL's timeline (a standby is
-#: promoted, or a base backup is restored), or the table's own id (a dump is restored).
-TIMELINE = """
-    SELECT left(pg_walfile_name(pg_current_wal_lsn()), 8)
-        || '/' || CAST('stream_positions'::regclass::oid AS text)
-"""
-
-#: The stored positions of all writers of all streams.
-ALL_POSITIONS = "SELECT stream_name, instance_name, stream_id FROM stream_positions"
-
-#: Whether a table or sequence exists.
-TABLE_EXISTS = "SELECT to_regclass(%(table)s) IS NOT NULL"
-
-#: Store the initial position of a writer, unless it has one.
-INSERT_POSITION = """
-    INSERT INTO stream_positions (stream_name, instance_name, stream_id)
-    VALUES (%(stream_name)s, %(instance_name)s, %(stream_id)s)
-    ON CONFLICT (stream_name, instance_name) DO NOTHING
-"""
-
-#: The session of this database with the oldest transaction that is at least
-#: ``open_for`` s old; one that has written to one of ``tables`` precedes the others. If
-#: ``transactions`` are not null, only those, which :data:`INSERTING_TRANSACTIONS`
-#: selected, count as transactions that have written.
-#: Most columns are null for a role that may not see other roles' sessions.
-OPEN_TRANSACTIONS = """
-    SELECT pid, coalesce(usename, ''), coalesce(application_name, ''),
-        coalesce(host(client_addr), ''), coalesce(state, ''),
-        extract(epoch FROM clock_timestamp() - xact_start)::float, query,
-        writes_stream, pg_blocking_pids(pid)
-    FROM pg_stat_activity AS activity, LATERAL (
-        SELECT EXISTS (
-            SELECT FROM pg_locks AS held
-            WHERE held.pid = activity.pid AND held.mode = 'RowExclusiveLock'
-                AND CASE WHEN %(transactions)s::text[] IS NULL THEN held.granted
-                    ELSE held.virtualtransaction = ANY(%(transactions)s::text[])
-                END
-                AND held.database = activity.datid
-                AND held.relation IN (
-                    SELECT to_regclass(name) FROM unnest(%(tables)s::text[]) AS name
-                )
-        ) AS writes_stream
-    ) AS locks
-    WHERE datname = current_database() AND pid <> pg_backend_pid()
-        AND CASE WHEN xact_start IS NULL THEN writes_stream
-            ELSE xact_start < clock_timestamp() - %(open_for)s * interval '1 second'
-        END
-    ORDER BY writes_stream DESC, xact_start NULLS LAST
-    LIMIT 1
-"""
-
-_UPSERT_POSITION = """
-    INSERT INTO stream_positions AS stored (stream_name, instance_name, stream_id)
-    VALUES (%(stream_name)s, %(instance_name)s, %(stream_id)s)
-    ON CONFLICT (stream_name, instance_name)
-    DO UPDATE SET stream_id = EXCLUDED.stream_id
-    WHERE EXCLUDED.stream_id {further} stored.stream_id
-"""
-
-#: Delete the positions of all writers that are not in ``writers``.
-DELETE_POSITIONS_OF_OTHERS = """
-    DELETE FROM stream_positions
-    WHERE stream_name = %(stream_name)s AND instance_name <> ALL(%(writers)s)
-"""
-
-#: The key columns of each valid, non-partial B-tree index of a table, and whether it is
-#: unique. An expression in place of a column is null.
-INDEXES = """
-    SELECT
-        ARRAY(
-            SELECT attname::text
-            FROM unnest(indkey) WITH ORDINALITY AS part (attnum, place)
-            LEFT JOIN pg_attribute AS attribute
-                ON attrelid = indrelid AND attribute.attnum = part.attnum
-            WHERE place <= indnkeyatts
-            ORDER BY place
-        ),
-        indisunique
-    FROM pg_index
-    JOIN pg_class AS class ON class.oid = indexrelid
-    JOIN pg_am AS method ON method.oid = relam
-    WHERE indrelid = to_regclass(%(table)s) AND indisvalid AND indpred IS NULL
-    AND amname = 'btree'
-"""
-
-#: The size of a table in bytes.
-TABLE_SIZE = "SELECT pg_relation_size(to_regclass(%(table)s))"
-
-#: The virtual ids of the open transactions, other than this one, that write or have
-#: written to one of ``tables``, or wait for its lock to do so: the server executes a
-#: statement that waits even if its client is gone. These ids are not reused.
-INSERTING_TRANSACTIONS = """
-    SELECT virtualtransaction FROM pg_locks
-    WHERE locktype = 'relation' AND mode = 'RowExclusiveLock'
-    AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
-    AND relation = ANY(
-        SELECT to_regclass(name)::oid FROM unnest(%(tables)s::text[]) AS name
-    )
-    AND pid IS DISTINCT FROM pg_backend_pid()
-"""
-
-#: The advisory lock that serialises repairs of positions, their bootstrap, and schema
-#: changes; held until the end of the transaction.
-LOCK_POSITIONS = """
-    SELECT pg_advisory_xact_lock(hashtext('synapse_replication.positions'))
-"""
+NEXT_IDS: Final = _SQL["next_ids"]
+SKIP_IDS: Final = _SQL["skip_ids"]
+POSITIONS: Final = _SQL["positions"]
+TIMELINE: Final = _SQL["timeline"]
+ALL_POSITIONS: Final = _SQL["all_positions"]
+TABLE_EXISTS: Final = _SQL["table_exists"]
+INSERT_POSITION: Final = _SQL["insert_position"]
+OPEN_TRANSACTIONS: Final = _SQL["open_transactions"]
+DELETE_POSITIONS_OF_OTHERS: Final = _SQL["delete_positions_of_others"]
+INDEXES: Final = _SQL["indexes"]
+TABLE_SIZE: Final = _SQL["table_size"]
+INSERTING_TRANSACTIONS: Final = _SQL["inserting_transactions"]
+LOCK_POSITIONS: Final = _SQL["lock_positions"]
+LOCK_SETTINGS: Final = _SQL["lock_settings"]
+LOCK_HOLDER: Final = _SQL["lock_holder"]
+TABLES: Final = _SQL["tables"]
+WRITING_TRANSACTIONS: Final = _SQL["writing_transactions"]
 
 
 def identifier(name: str) -> str:
@@ -170,38 +73,44 @@ def upsert_position(negative: bool) -> str:
 
     A stored position never moves back. If it is unchanged, the row is not updated.
     """
-    return _UPSERT_POSITION.format(further="<" if negative else ">")
+    return _SQL["upsert_position"].format(further="<" if negative else ">")
+
+
+def _for_table(name: str, column: IdColumn, negative: bool) -> str:
+    """Return a statement about the ids in a table."""
+    return _SQL[name].format(
+        table=identifier(column.table),
+        id=identifier(column.id_column),
+        writer=identifier(column.writer_column or ""),
+        farthest="min" if negative else "max",
+        further="<" if negative else ">",
+        order="DESC" if negative else "ASC",
+    )
 
 
 def no_ids(column: IdColumn) -> str:
     """Select no ids of a table, only to check that they could be selected."""
-    return (
-        f"SELECT {identifier(column.id_column)} FROM {identifier(column.table)} LIMIT 0"
-    )
+    return _for_table("no_ids", column, False)
 
 
 def greatest_id(column: IdColumn, negative: bool) -> str:
-    """Select the id that is farthest from zero. Needs an index on the id."""
-    return f"""
-        SELECT {_farthest(negative)}({identifier(column.id_column)})
-        FROM {identifier(column.table)}
-    """
+    """Select the id that is farthest from zero."""
+    return _for_table("greatest_id", column, negative)
 
 
 def greatest_ids_of_writers(column: IdColumn, negative: bool) -> str:
-    """Select each of ``writers`` with its id that is farthest from zero.
+    """Select each of ``writers`` with its id that is farthest from zero."""
+    return _for_table("greatest_ids_of_writers", column, negative)
 
-    A writer without rows has ``NULL``. Needs an index on writer and id.
-    """
-    assert column.writer_column is not None
-    return f"""
-        SELECT wanted.writer, (
-            SELECT {_farthest(negative)}(source.{identifier(column.id_column)})
-            FROM {identifier(column.table)} AS source
-            WHERE source.{identifier(column.writer_column)} = wanted.writer
-        )
-        FROM unnest(%(writers)s::text[]) AS wanted (writer)
-    """
+
+def writers_of_table(column: IdColumn) -> str:
+    """Select the name of each writer that has rows."""
+    return _for_table("writers_of_table", column, False)
+
+
+def writers_beyond(column: IdColumn, negative: bool) -> str:
+    """Select the writers of the ``limit`` rows that follow id ``low``."""
+    return _for_table("writers_beyond", column, negative)
 
 
 def id_expressions(id_column: str, negative: bool) -> tuple[str, str, str]:
@@ -232,48 +141,3 @@ def ids_between(column: IdColumn, negative: bool, *, of_writer: bool) -> str:
         SELECT {id_} FROM {identifier(column.table)}
         WHERE {bounds} ORDER BY {order} LIMIT %(limit)s
     """
-
-
-def writers_of_table(column: IdColumn) -> str:
-    """Select the name of each writer that has rows, by one index search per name.
-
-    Needs an index that begins with the writer.
-    """
-    assert column.writer_column is not None
-    table, writer = identifier(column.table), identifier(column.writer_column)
-    return f"""
-        WITH RECURSIVE found (name) AS (
-            (SELECT {writer} FROM {table} ORDER BY {writer} LIMIT 1)
-            UNION ALL
-            SELECT (
-                SELECT source.{writer} FROM {table} AS source
-                WHERE source.{writer} > found.name ORDER BY source.{writer} LIMIT 1
-            )
-            FROM found WHERE found.name IS NOT NULL
-        )
-        SELECT name FROM found WHERE name IS NOT NULL
-    """
-
-
-def writers_beyond(column: IdColumn, negative: bool) -> str:
-    """Select the writers of the ``limit`` rows that follow id ``low``.
-
-    For each writer, also select two values that cover only these rows: its id that is
-    farthest from zero, and its number of rows. Needs an index on the id.
-    """
-    assert column.writer_column is not None
-    id_, writer = identifier(column.id_column), identifier(column.writer_column)
-    sign, order = ("<", "DESC") if negative else (">", "ASC")
-    return f"""
-        SELECT writer, {_farthest(negative)}(id), count(*) FROM (
-            SELECT source.{writer} AS writer, source.{id_} AS id
-            FROM {identifier(column.table)} AS source
-            WHERE source.{id_} {sign} %(low)s
-            ORDER BY source.{id_} {order} LIMIT %(limit)s
-        ) AS beyond
-        GROUP BY writer
-    """
-
-
-def _farthest(negative: bool) -> str:
-    return "min" if negative else "max"

@@ -30,15 +30,17 @@ their order is not checked.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
 import duckdb
 
+from synapse_replication.data_files import read_queries
 from synapse_replication.pipeline.audit.findings import AuditFinding, Kind, to_json
-from synapse_replication.pipeline.workspace import read_queries, rows_of
+from synapse_replication.pipeline.workspace import rows_of
 
-_QUERIES: Final = read_queries(__package__, "checks.sql")
+_QUERIES: Final = read_queries(Path(__file__).with_name("checks.sql"))
 
 #: Creates the views of recorded tokens.
 TOKENS: Final = _QUERIES.pop("tokens")

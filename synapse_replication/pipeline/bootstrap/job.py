@@ -29,17 +29,6 @@ from synapse_replication.storage.consistency import ConsistencyReport, StreamSta
 from synapse_replication.storage.schema.deltas import DELTAS
 from synapse_replication.streams.id_column import IdColumn
 
-_WRITING = """
-    SELECT DISTINCT c.relname, coalesce('process ' || l.pid, 'prepared')
-    FROM pg_locks AS l
-    JOIN pg_class AS c ON c.oid = l.relation
-    WHERE l.mode = 'RowExclusiveLock' AND l.granted
-        AND l.database =
-            (SELECT oid FROM pg_database WHERE datname = current_database())
-        AND l.relation IN (SELECT to_regclass(name) FROM unnest(%(relations)s) AS name)
-        AND l.pid IS DISTINCT FROM pg_backend_pid()
-"""
-
 _LOCK_TABLE = "LOCK TABLE stream_positions IN SHARE ROW EXCLUSIVE MODE"
 
 
@@ -166,7 +155,7 @@ def check_no_writers(
     # on the sequence.
     sequences = {state.stream.sequence for state in now}
     names = map(queries.identifier, {*tables, *sequences, "stream_positions"})
-    cursor.execute(_WRITING, {"relations": list(names)})
+    cursor.execute(queries.WRITING_TRANSACTIONS, {"relations": list(names)})
     signs += [
         f"a transaction ({owner}) is writing to {table}"
         for table, owner in sorted(cursor.fetchall())

@@ -16,12 +16,14 @@ import hmac
 import secrets
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
 
 import attrs
 import duckdb
 
+from synapse_replication.data_files import read_queries
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.audit.findings import (
     AuditFinding,
@@ -30,10 +32,10 @@ from synapse_replication.pipeline.audit.findings import (
     worst_first,
 )
 from synapse_replication.pipeline.schemas import ROWS_SCHEMA, WIRE_SCHEMA, with_texts
-from synapse_replication.pipeline.workspace import read_queries, rows_of
+from synapse_replication.pipeline.workspace import rows_of
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS
 
-QUERIES: Final = read_queries(__package__, "queries.sql")
+QUERIES: Final = read_queries(Path(__file__).with_name("queries.sql"))
 
 #: The maximum number of rooms, and of users, that are shown.
 MAX_HOT: Final = 15

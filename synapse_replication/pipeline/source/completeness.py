@@ -45,31 +45,6 @@ from synapse_replication.streams.id_column import IdColumn
 LOCK_PATIENCE = 5.0
 _LOCK_INTERVAL = 0.02
 
-# Returns the columns of each existing table with whether they may be null, and the
-# columns of its indexes.
-_TABLES = """
-    SELECT wanted.name,
-        (
-            SELECT coalesce(json_object_agg(attname, NOT attnotnull), '{}')
-            FROM pg_attribute
-            WHERE attrelid = to_regclass(wanted.name)
-              AND attnum > 0 AND NOT attisdropped
-        ),
-        ARRAY(
-            SELECT json_build_object('is_unique', indisunique, 'columns', ARRAY(
-                SELECT attname
-                FROM unnest(indkey) WITH ORDINALITY AS part (number, place)
-                LEFT JOIN pg_attribute ON attrelid = indrelid AND attnum = number
-                WHERE place <= indnkeyatts ORDER BY place
-            ))
-            FROM pg_index
-            WHERE indrelid = to_regclass(wanted.name) AND indisvalid
-              AND indpred IS NULL
-        )
-    FROM unnest(%s::text[]) AS wanted (name)
-    WHERE to_regclass(wanted.name) IS NOT NULL
-"""
-
 
 def find_present(txn: cursor, streams: Iterable[CatalogStream]) -> dict[str, Present]:
     """Look up each stream's tables, columns and indexes in the system catalogue."""
@@ -78,7 +53,7 @@ def find_present(txn: cursor, streams: Iterable[CatalogStream]) -> dict[str, Pre
     details = [detail for range_ in ranges for detail in range_.details]
     tables = {r.table for r in ranges} | {detail.table for detail in details}
     names = {queries.identifier(table): table for table in tables}
-    txn.execute(_TABLES, (list(names),))
+    txn.execute(queries.TABLES, (list(names),))
     found = {names[n]: (columns, indexes) for n, columns, indexes in txn.fetchall()}
     joinable = frozenset(
         detail.table

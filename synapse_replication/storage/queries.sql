@@ -1,0 +1,210 @@
+-- PostgreSQL statements about sequences, stored positions, and the ids in tables; see
+-- queries.py.
+
+-- name: next_ids
+-- Allocate ``count`` ids from the sequence ``sequence``, in one round trip.
+SELECT nextval(%(sequence)s::regclass) FROM generate_series(1, %(count)s)
+
+-- name: skip_ids
+-- Allocate ``count`` ids from ``sequence`` without using them; return the last one.
+SELECT max(nextval(%(sequence)s::regclass)) FROM generate_series(1, %(count)s)
+
+-- name: positions
+-- The stored writers of a stream and their positions.
+SELECT instance_name, stream_id FROM stream_positions
+WHERE stream_name = %(stream_name)s
+
+-- name: timeline
+-- Values that change if the database goes back: PostgreSQL's timeline (a standby is
+-- promoted, or a base backup is restored), or the table's own id (a dump is restored).
+SELECT left(pg_walfile_name(pg_current_wal_lsn()), 8)
+    || '/' || CAST('stream_positions'::regclass::oid AS text)
+
+-- name: all_positions
+-- The stored positions of all writers of all streams.
+SELECT stream_name, instance_name, stream_id FROM stream_positions
+
+-- name: table_exists
+-- Whether a table or sequence exists.
+SELECT to_regclass(%(table)s) IS NOT NULL
+
+-- name: insert_position
+-- Store the initial position of a writer, unless it has one.
+INSERT INTO stream_positions (stream_name, instance_name, stream_id)
+VALUES (%(stream_name)s, %(instance_name)s, %(stream_id)s)
+ON CONFLICT (stream_name, instance_name) DO NOTHING
+
+-- name: open_transactions
+-- The session of this database with the oldest transaction that is at least
+-- ``open_for`` s old; one that has written to one of ``tables`` precedes the others. If
+-- ``transactions`` are not null, only those, which inserting_transactions selected,
+-- count as transactions that have written. Most columns are null for a role that may
+-- not see other roles' sessions.
+SELECT pid, coalesce(usename, ''), coalesce(application_name, ''),
+    coalesce(host(client_addr), ''), coalesce(state, ''),
+    extract(epoch FROM clock_timestamp() - xact_start)::float, query,
+    writes_stream, pg_blocking_pids(pid)
+FROM pg_stat_activity AS activity, LATERAL (
+    SELECT EXISTS (
+        SELECT FROM pg_locks AS held
+        WHERE held.pid = activity.pid AND held.mode = 'RowExclusiveLock'
+            AND CASE WHEN %(transactions)s::text[] IS NULL THEN held.granted
+                ELSE held.virtualtransaction = ANY(%(transactions)s::text[])
+            END
+            AND held.database = activity.datid
+            AND held.relation IN (
+                SELECT to_regclass(name) FROM unnest(%(tables)s::text[]) AS name
+            )
+    ) AS writes_stream
+) AS locks
+WHERE datname = current_database() AND pid <> pg_backend_pid()
+    AND CASE WHEN xact_start IS NULL THEN writes_stream
+        ELSE xact_start < clock_timestamp() - %(open_for)s * interval '1 second'
+    END
+ORDER BY writes_stream DESC, xact_start NULLS LAST
+LIMIT 1
+
+-- name: upsert_position
+INSERT INTO stream_positions AS stored (stream_name, instance_name, stream_id)
+VALUES (%(stream_name)s, %(instance_name)s, %(stream_id)s)
+ON CONFLICT (stream_name, instance_name)
+DO UPDATE SET stream_id = EXCLUDED.stream_id
+WHERE EXCLUDED.stream_id {further} stored.stream_id
+
+-- name: delete_positions_of_others
+-- Delete the positions of all writers that are not in ``writers``.
+DELETE FROM stream_positions
+WHERE stream_name = %(stream_name)s AND instance_name <> ALL(%(writers)s)
+
+-- name: indexes
+-- The key columns of each valid, non-partial B-tree index of a table, and whether it is
+-- unique. An expression in place of a column is null.
+SELECT
+    ARRAY(
+        SELECT attname::text
+        FROM unnest(indkey) WITH ORDINALITY AS part (attnum, place)
+        LEFT JOIN pg_attribute AS attribute
+            ON attrelid = indrelid AND attribute.attnum = part.attnum
+        WHERE place <= indnkeyatts
+        ORDER BY place
+    ),
+    indisunique
+FROM pg_index
+JOIN pg_class AS class ON class.oid = indexrelid
+JOIN pg_am AS method ON method.oid = relam
+WHERE indrelid = to_regclass(%(table)s) AND indisvalid AND indpred IS NULL
+AND amname = 'btree'
+
+-- name: table_size
+-- The size of a table in bytes.
+SELECT pg_relation_size(to_regclass(%(table)s))
+
+-- name: inserting_transactions
+-- The virtual ids of the open transactions, other than this one, that write or have
+-- written to one of ``tables``, or wait for its lock to do so: the server executes a
+-- statement that waits even if its client is gone. These ids are not reused.
+SELECT virtualtransaction FROM pg_locks
+WHERE locktype = 'relation' AND mode = 'RowExclusiveLock'
+AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+AND relation = ANY(
+    SELECT to_regclass(name)::oid FROM unnest(%(tables)s::text[]) AS name
+)
+AND pid IS DISTINCT FROM pg_backend_pid()
+
+-- name: lock_positions
+-- The advisory lock that serialises repairs of positions, their bootstrap, and schema
+-- changes; held until the end of the transaction.
+SELECT pg_advisory_xact_lock(hashtext('synapse_replication.positions'))
+
+-- name: no_ids
+-- Select no ids of a table, only to check that they could be selected.
+SELECT {id} FROM {table} LIMIT 0
+
+-- name: greatest_id
+-- Select the id that is farthest from zero. Needs an index on the id.
+SELECT {farthest}({id}) FROM {table}
+
+-- name: greatest_ids_of_writers
+-- Select each of ``writers`` with its id that is farthest from zero. A writer without
+-- rows has null. Needs an index on writer and id.
+SELECT wanted.writer, (
+    SELECT {farthest}(source.{id}) FROM {table} AS source
+    WHERE source.{writer} = wanted.writer
+)
+FROM unnest(%(writers)s::text[]) AS wanted (writer)
+
+-- name: writers_of_table
+-- Select the name of each writer that has rows, by one index search per name. Needs an
+-- index that begins with the writer.
+WITH RECURSIVE found (name) AS (
+    (SELECT {writer} FROM {table} ORDER BY {writer} LIMIT 1)
+    UNION ALL
+    SELECT (
+        SELECT source.{writer} FROM {table} AS source
+        WHERE source.{writer} > found.name ORDER BY source.{writer} LIMIT 1
+    )
+    FROM found WHERE found.name IS NOT NULL
+)
+SELECT name FROM found WHERE name IS NOT NULL
+
+-- name: writers_beyond
+-- Select the writers of the ``limit`` rows that follow id ``low``. For each writer,
+-- also select two values that cover only these rows: its id that is farthest from zero,
+-- and its number of rows. Needs an index on the id.
+SELECT writer, {farthest}(id), count(*) FROM (
+    SELECT source.{writer} AS writer, source.{id} AS id FROM {table} AS source
+    WHERE source.{id} {further} %(low)s
+    ORDER BY source.{id} {order} LIMIT %(limit)s
+) AS beyond
+GROUP BY writer
+
+-- name: lock_settings
+-- Let the server notice within 25 s that the client of the session is gone.
+SELECT set_config('tcp_keepalives_idle', '10', false),
+    set_config('tcp_keepalives_interval', '5', false),
+    set_config('tcp_keepalives_count', '3', false)
+
+-- name: lock_holder
+-- The session that holds the advisory lock of a name.
+SELECT lock.pid, coalesce(host(client_addr), 'this machine'), application_name,
+    backend_start
+FROM pg_locks AS lock LEFT JOIN pg_stat_activity AS session USING (pid)
+WHERE locktype = 'advisory' AND granted AND classid = %s AND objid = %s
+    AND objsubid = 2 AND lock.database = (
+        SELECT oid FROM pg_database WHERE datname = current_database()
+    )
+
+-- name: tables
+-- The columns of each existing table with whether they may be null, and the columns of
+-- its indexes.
+SELECT wanted.name,
+    (
+        SELECT coalesce(json_object_agg(attname, NOT attnotnull), '{}')
+        FROM pg_attribute
+        WHERE attrelid = to_regclass(wanted.name)
+          AND attnum > 0 AND NOT attisdropped
+    ),
+    ARRAY(
+        SELECT json_build_object('is_unique', indisunique, 'columns', ARRAY(
+            SELECT attname
+            FROM unnest(indkey) WITH ORDINALITY AS part (number, place)
+            LEFT JOIN pg_attribute ON attrelid = indrelid AND attnum = number
+            WHERE place <= indnkeyatts ORDER BY place
+        ))
+        FROM pg_index
+        WHERE indrelid = to_regclass(wanted.name) AND indisvalid
+          AND indpred IS NULL
+    )
+FROM unnest(%s::text[]) AS wanted (name)
+WHERE to_regclass(wanted.name) IS NOT NULL
+
+-- name: writing_transactions
+-- The tables and sequences to which other transactions write, and who they are.
+SELECT DISTINCT c.relname, coalesce('process ' || l.pid, 'prepared')
+FROM pg_locks AS l
+JOIN pg_class AS c ON c.oid = l.relation
+WHERE l.mode = 'RowExclusiveLock' AND l.granted
+    AND l.database =
+        (SELECT oid FROM pg_database WHERE datname = current_database())
+    AND l.relation IN (SELECT to_regclass(name) FROM unnest(%(relations)s) AS name)
+    AND l.pid IS DISTINCT FROM pg_backend_pid()
