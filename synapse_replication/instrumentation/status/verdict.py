@@ -152,32 +152,40 @@ _Found: TypeAlias = tuple[float, str] | None
 class Rule(Struct, frozen=True):
     """One reason for which a writer is stalled.
 
-    :ivar when: when it applies, as the manual says it.
     :ivar check: returns since when it has applied, and the detail; ``None`` if it does
-        not apply. Without a check, it applies if it was recorded as a problem.
+        not apply. Its docstring says when it applies. Without a check, it applies if it
+        was recorded as a problem.
     :ivar is_immediate: whether it need not last to be reported, because the rows will
         not arrive by waiting.
     """
 
     reason: StallReason
-    when: str
     check: Callable[[WriterFacts, float], _Found] | None = None
     is_immediate: bool = False
 
 
 def _deaf(facts: WriterFacts, now: float) -> _Found:
+    """This process has no link."""
     if facts.hearing_since is not None:
         return None
     return facts.deaf_since, facts.deaf_detail or "no peer is connected"
 
 
 def _link_down(facts: WriterFacts, now: float) -> _Found:
+    """
+    The link on which the writer was last heard is down, and the writer has announced
+    its position on no other.
+    """
     if facts.state is not State.WAITING or facts.link_down_since is None:
         return None
     return facts.link_down_since, facts.link_detail
 
 
 def _silence(facts: WriterFacts, now: float) -> _Found:
+    """
+    Several processes send heartbeats more often than every 15 s (each writer does,
+    among at most ten peers), and nothing has arrived for 15 s.
+    """
     since = facts.silence_since
     if since is None or now - since <= SILENT_AFTER:
         return None
@@ -187,6 +195,10 @@ def _silence(facts: WriterFacts, now: float) -> _Found:
 
 
 def _gone(facts: WriterFacts, now: float) -> _Found:
+    """
+    The writer's process said goodbye and gave no sign of life since, or its heartbeats
+    ceased 15 s ago.
+    """
     peer, hearing = facts.peer, facts.hearing_since
     if peer is None or hearing is None or facts.is_removed:
         return None
@@ -198,6 +210,7 @@ def _gone(facts: WriterFacts, now: float) -> _Found:
 
 
 def _ahead(facts: WriterFacts, now: float) -> _Found:
+    """The writer reports a position below the one of this process."""
     if facts.record.behind_us is None:
         return None
     return facts.record.behind_since, (
@@ -207,6 +220,7 @@ def _ahead(facts: WriterFacts, now: float) -> _Found:
 
 
 def _source_silent(facts: WriterFacts, now: float) -> _Found:
+    """Missing rows were requested, and their source has not answered."""
     if facts.state is not State.FETCHING:
         return None
     since = max(facts.record.fetching_since, facts.hearing_since or 0.0)
@@ -214,6 +228,10 @@ def _source_silent(facts: WriterFacts, now: float) -> _Found:
 
 
 def _no_progress(facts: WriterFacts, now: float) -> _Found:
+    """
+    Rows or a position arrived, or could have been fetched, and nothing was delivered
+    since.
+    """
     record, hearing = facts.record, facts.hearing_since or 0.0
     if facts.state is State.WAITING:
         announced = record.announced_at
@@ -235,6 +253,7 @@ def _no_progress(facts: WriterFacts, now: float) -> _Found:
 
 
 def _no_position(facts: WriterFacts, now: float) -> _Found:
+    """A link is up, and the writer has not announced its position on it."""
     since, announced = facts.waiting_since, facts.record.announced_at
     if facts.state is not State.WAITING or facts.is_removed:
         return None
@@ -248,70 +267,19 @@ def _no_position(facts: WriterFacts, now: float) -> _Found:
 
 #: Why a writer may be stalled, in the order in which the reasons are examined.
 RULES: tuple[Rule, ...] = (
-    Rule(StallReason.NO_LINK, "This process has no link.", _deaf),
-    Rule(
-        StallReason.NO_LINK,
-        "The link on which the writer was last heard is down, and the writer has "
-        "announced its position on no other.",
-        _link_down,
-    ),
-    Rule(
-        StallReason.NO_LINK,
-        "Several processes send heartbeats more often than every 15 s (each writer "
-        "does, among at most ten peers), and nothing has arrived for 15 s.",
-        _silence,
-    ),
-    Rule(
-        StallReason.WRITER_GONE,
-        "The writer's process said goodbye and gave no sign of life since, or its "
-        "heartbeats ceased 15 s ago.",
-        _gone,
-    ),
-    Rule(
-        StallReason.AHEAD_OF_WRITER,
-        "The writer reports a position below the one of this process.",
-        _ahead,
-    ),
-    Rule(
-        StallReason.DATABASE_SET_BACK,
-        "The database was set back, and this process had delivered later rows.",
-        is_immediate=True,
-    ),
-    Rule(
-        StallReason.UNDECLARED_WRITER,
-        "Rows of a writer that the configuration does not name were discarded.",
-        is_immediate=True,
-    ),
-    Rule(
-        StallReason.ROWS_LOST,
-        "Rows are not in their writer's memory any more.",
-        is_immediate=True,
-    ),
-    Rule(
-        StallReason.ROWS_SKIPPED,
-        "The source returned rows that cannot be decoded, and they were skipped.",
-        is_immediate=True,
-    ),
-    Rule(
-        StallReason.CATCH_UP_FAILS,
-        "Fetching or delivering missing rows fails.",
-    ),
-    Rule(
-        StallReason.SOURCE_SILENT,
-        "Missing rows were requested, and their source has not answered.",
-        _source_silent,
-    ),
-    Rule(
-        StallReason.NO_PROGRESS,
-        "Rows or a position arrived, or could have been fetched, and nothing was "
-        "delivered since.",
-        _no_progress,
-    ),
-    Rule(
-        StallReason.NO_POSITION,
-        "A link is up, and the writer has not announced its position on it.",
-        _no_position,
-    ),
+    Rule(StallReason.NO_LINK, _deaf),
+    Rule(StallReason.NO_LINK, _link_down),
+    Rule(StallReason.NO_LINK, _silence),
+    Rule(StallReason.WRITER_GONE, _gone),
+    Rule(StallReason.AHEAD_OF_WRITER, _ahead),
+    Rule(StallReason.DATABASE_SET_BACK, is_immediate=True),
+    Rule(StallReason.UNDECLARED_WRITER, is_immediate=True),
+    Rule(StallReason.ROWS_LOST, is_immediate=True),
+    Rule(StallReason.ROWS_SKIPPED, is_immediate=True),
+    Rule(StallReason.CATCH_UP_FAILS),
+    Rule(StallReason.SOURCE_SILENT, _source_silent),
+    Rule(StallReason.NO_PROGRESS, _no_progress),
+    Rule(StallReason.NO_POSITION, _no_position),
 )
 
 

@@ -255,6 +255,19 @@ class DiagnoseTests(SynchronousTestCase):
             self.assertIs(found, expected)
 
 
+#: When the reasons apply that are recorded as problems.
+RECORDED = {
+    StallReason.DATABASE_SET_BACK: "The database was set back, and this process had "
+    "delivered later rows.",
+    StallReason.UNDECLARED_WRITER: "Rows of a writer that the configuration does not "
+    "name were discarded.",
+    StallReason.ROWS_LOST: "Rows are not in their writer's memory any more.",
+    StallReason.ROWS_SKIPPED: "The source returned rows that cannot be decoded, and "
+    "they were skipped.",
+    StallReason.CATCH_UP_FAILS: "Fetching or delivering missing rows fails.",
+}
+
+
 class ManualTests(SynchronousTestCase):
     def test_table(self) -> None:
         """The runbook contains the rules, in their order."""
@@ -262,7 +275,8 @@ class ManualTests(SynchronousTestCase):
         text = " ".join((docs / "runbook.rst").read_text().split())
         at = 0
         for rule in RULES:
-            row = f"* - ``{rule.reason.value}`` - {rule.when}"
+            when = RECORDED.get(rule.reason, getattr(rule.check, "__doc__", None))
+            row = f"* - ``{rule.reason.value}`` - {' '.join(str(when).split())}"
             found = text.find(row, at)
             self.assertNotEqual(found, -1, row)
             at = found
