@@ -153,8 +153,7 @@ class Rule(Struct, frozen=True):
     """One reason for which a writer is stalled.
 
     :ivar check: returns since when it has applied, and the detail; ``None`` if it does
-        not apply. Its docstring says when it applies. Without a check, it applies if it
-        was recorded as a problem.
+        not apply. Without a check, it applies if it was recorded as a problem.
     :ivar is_immediate: whether it need not last to be reported, because the rows will
         not arrive by waiting.
     """
@@ -165,27 +164,18 @@ class Rule(Struct, frozen=True):
 
 
 def _deaf(facts: WriterFacts, now: float) -> _Found:
-    """This process has no link."""
     if facts.hearing_since is not None:
         return None
     return facts.deaf_since, facts.deaf_detail or "no peer is connected"
 
 
 def _link_down(facts: WriterFacts, now: float) -> _Found:
-    """
-    The link on which the writer was last heard is down, and the writer has announced
-    its position on no other.
-    """
     if facts.state is not State.WAITING or facts.link_down_since is None:
         return None
     return facts.link_down_since, facts.link_detail
 
 
 def _silence(facts: WriterFacts, now: float) -> _Found:
-    """
-    Several processes send heartbeats more often than every 15 s (each writer does,
-    among at most ten peers), and nothing has arrived for 15 s.
-    """
     since = facts.silence_since
     if since is None or now - since <= SILENT_AFTER:
         return None
@@ -195,10 +185,6 @@ def _silence(facts: WriterFacts, now: float) -> _Found:
 
 
 def _gone(facts: WriterFacts, now: float) -> _Found:
-    """
-    The writer's process said goodbye and gave no sign of life since, or its heartbeats
-    ceased 15 s ago.
-    """
     peer, hearing = facts.peer, facts.hearing_since
     if peer is None or hearing is None or facts.is_removed:
         return None
@@ -210,7 +196,6 @@ def _gone(facts: WriterFacts, now: float) -> _Found:
 
 
 def _ahead(facts: WriterFacts, now: float) -> _Found:
-    """The writer reports a position below the one of this process."""
     if facts.record.behind_us is None:
         return None
     return facts.record.behind_since, (
@@ -220,7 +205,6 @@ def _ahead(facts: WriterFacts, now: float) -> _Found:
 
 
 def _source_silent(facts: WriterFacts, now: float) -> _Found:
-    """Missing rows were requested, and their source has not answered."""
     if facts.state is not State.FETCHING:
         return None
     since = max(facts.record.fetching_since, facts.hearing_since or 0.0)
@@ -228,10 +212,6 @@ def _source_silent(facts: WriterFacts, now: float) -> _Found:
 
 
 def _no_progress(facts: WriterFacts, now: float) -> _Found:
-    """
-    Rows or a position arrived, or could have been fetched, and nothing was delivered
-    since.
-    """
     record, hearing = facts.record, facts.hearing_since or 0.0
     if facts.state is State.WAITING:
         announced = record.announced_at
@@ -253,7 +233,6 @@ def _no_progress(facts: WriterFacts, now: float) -> _Found:
 
 
 def _no_position(facts: WriterFacts, now: float) -> _Found:
-    """A link is up, and the writer has not announced its position on it."""
     since, announced = facts.waiting_since, facts.record.announced_at
     if facts.state is not State.WAITING or facts.is_removed:
         return None
@@ -267,18 +246,35 @@ def _no_position(facts: WriterFacts, now: float) -> _Found:
 
 #: Why a writer may be stalled, in the order in which the reasons are examined.
 RULES: tuple[Rule, ...] = (
+    # This process has no link.
     Rule(StallReason.NO_LINK, _deaf),
+    # The link on which the writer was last heard is down, and the writer has announced
+    # its position on no other.
     Rule(StallReason.NO_LINK, _link_down),
+    # Several processes send heartbeats more often than every 15 s (each writer does,
+    # among at most ten peers), and nothing has arrived for 15 s.
     Rule(StallReason.NO_LINK, _silence),
+    # The writer's process said goodbye and gave no sign of life since, or its
+    # heartbeats ceased 15 s ago.
     Rule(StallReason.WRITER_GONE, _gone),
+    # The writer reports a position below the one of this process.
     Rule(StallReason.AHEAD_OF_WRITER, _ahead),
+    # The database was set back, and this process had delivered later rows.
     Rule(StallReason.DATABASE_SET_BACK, is_immediate=True),
+    # Rows of a writer that the configuration does not name were discarded.
     Rule(StallReason.UNDECLARED_WRITER, is_immediate=True),
+    # Rows are not in their writer's memory any more.
     Rule(StallReason.ROWS_LOST, is_immediate=True),
+    # The source returned rows that cannot be decoded, and they were skipped.
     Rule(StallReason.ROWS_SKIPPED, is_immediate=True),
+    # Fetching or delivering missing rows fails.
     Rule(StallReason.CATCH_UP_FAILS),
+    # Missing rows were requested, and their source has not answered.
     Rule(StallReason.SOURCE_SILENT, _source_silent),
+    # Rows or a position arrived, or could have been fetched, and nothing was delivered
+    # since.
     Rule(StallReason.NO_PROGRESS, _no_progress),
+    # A link is up, and the writer has not announced its position on it.
     Rule(StallReason.NO_POSITION, _no_position),
 )
 
