@@ -7,12 +7,13 @@ import json
 import secrets
 import shutil
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import attrs
 import psycopg2
+import yaml
+from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from synapse_replication.demo.check import JournalEntry, read_entries
 from synapse_replication.demo.processes import ReplicationProcess
@@ -90,7 +91,7 @@ class Deployment:
 
     def let_writers_begin(self) -> None:
         """Signal the writers to start writing."""
-        self._begin_file.touch()
+        self.begin_file.touch()
 
     def stop_processes(self) -> dict[str, int | None]:
         """Stop all processes, and return the exit status of each by its name."""
@@ -149,7 +150,8 @@ class Deployment:
     # -- files and tables -------------------------------------------------------------
 
     @property
-    def _begin_file(self) -> Path:
+    def begin_file(self) -> Path:
+        """The file whose existence makes the writers begin."""
         return self.directory / "begin"
 
     def socket_of(self, name: str) -> Path:
@@ -195,107 +197,30 @@ class Deployment:
             )
 
     def _shared_config(self) -> dict[str, Any]:
-        instance_map = {
-            "main" if name == MAIN_INSTANCE else name: {
-                "path": str(self.socket_of(name))
-            }
-            for name in WRITERS
-        }
-        config: dict[str, Any] = {
-            "server_name": SERVER_NAME,
-            "database": {
-                "name": "psycopg2",
-                "args": {
-                    "host": str(self.postgres.directory),
-                    "port": self.postgres.port,
-                    "user": self.postgres.user,
-                    "dbname": DATABASE,
-                },
-            },
-            "instance_map": instance_map,
-            "stream_writers": {"typing": "typing_writer"},
-            "worker_replication_secret": secrets.token_hex(16),
-        }
-        if self.redis is not None:
-            config["redis"] = {
-                "enabled": True,
-                "host": self.redis.host,
-                "port": self.redis.port,
-            }
-        return config
+        return self._render("homeserver.yaml", secret=secrets.token_hex(16))
 
     def _own_config(self, name: str) -> dict[str, Any]:
-        listeners: list[dict[str, Any]] = [
-            {
-                "type": "http",
-                "path": str(self.socket_of(name)),
-                "resources": [{"names": ["replication", "health"]}],
-            }
-        ]
-        if name == READERS[-1]:
-            listeners.append(
-                {
-                    "type": "metrics",
-                    "port": self._page_port,
-                    "bind_addresses": ["127.0.0.1"],
-                }
-            )
-        own: dict[str, Any] = {"streams": _declarations()}
-        if name in WRITERS:
-            own["modules"] = [self._writer_module(name)]
-        else:
-            own["row_sink"] = {
-                "module": "synapse_replication.app.journal.make_journal",
-                "config": {"path": str(self.journal_of(name))},
-            }
-        if self.tcp_ports:
-            own["direct_tcp"] = self._direct_tcp(name)
-        if name == MAIN_INSTANCE:
-            return {"listeners": listeners, "synapse_replication": own}
-        return {
-            "worker_name": name,
-            "worker_listeners": listeners,
-            "synapse_replication": own,
-        }
+        return self._render("process.yaml", name=name)
 
-    def _direct_tcp(self, name: str) -> Mapping[str, Any]:
-        # A process does not relay rows of others, so each process connects to every
-        # writer except itself.
-        addresses = {
-            writer: f"tcp:127.0.0.1:{port}" for writer, port in self.tcp_ports.items()
-        }
-        if addresses.pop(name, None) is None:
-            return {"connect": list(addresses.values())}
-        return {
-            "connect": list(addresses.values()),
-            "listen": f"tcp:{self.tcp_ports[name]}:interface=127.0.0.1",
-        }
-
-    def _writer_module(self, name: str) -> Mapping[str, Any]:
-        return {
-            "module": "synapse_replication.demo.writer.make_writer",
-            "config": {
-                "recording": str(self.plan.recording),
-                "rows": self.plan.rows,
-                "rate": self.plan.rate,
-                "begin_file": str(self._begin_file),
-                "log_file": str(self.log_of(name)),
-            },
-        }
-
-
-def _declarations() -> list[Any]:
-    return [
-        stream.name
-        if stream.in_memory
-        else {
-            "name": stream.name,
-            "table": stream.table,
-            "id_column": "stream_id",
-            "writer_column": "instance_name",
-            "columns": dict(stream.columns),
-            "sequence": stream.sequence,
-            "writers": sorted(set(stream.writers.values())),
-        }
-        for stream in STREAMS.values()
-    ]
+    def _render(self, template: str, **values: object) -> dict[str, Any]:
+        """Return the configuration that a template describes."""
+        environment = Environment(
+            loader=PackageLoader("synapse_replication.demo"),
+            undefined=StrictUndefined,
+            autoescape=False,
+            trim_blocks=True,
+        )
+        environment.filters["quoted"] = lambda value: json.dumps(str(value))
+        text = environment.get_template(template).render(
+            deployment=self,
+            server_name=SERVER_NAME,
+            database=DATABASE,
+            main=MAIN_INSTANCE,
+            writers=WRITERS,
+            readers=READERS,
+            streams=STREAMS,
+            page_port=self._page_port,
+            **values,
+        )
+        config: dict[str, Any] = yaml.safe_load(text)
+        return config

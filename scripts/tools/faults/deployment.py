@@ -311,6 +311,10 @@ class FaultDeployment(Deployment):
             if isinstance(declaration, dict):
                 stream = STREAMS[declaration["name"]]
                 declaration["writers"] = self.writers_of(stream)
+        if name in WRITERS:
+            config["synapse_replication"]["modules"] = [self._writer_module(name)]
+        if name == self._needs.proxied and self.tcp_ports:
+            self._connect_through_proxy(config["synapse_replication"]["direct_tcp"])
         if not self._needs.extension:
             config["synapse_replication"]["extension"] = {"enabled": False}
         if name == self._needs.proxied and self.redis is not None:
@@ -323,17 +327,15 @@ class FaultDeployment(Deployment):
             }
         return config
 
-    def _direct_tcp(self, name: str) -> Mapping[str, Any]:
-        section = dict(super()._direct_tcp(name))
-        if name == self._needs.proxied:
-            port = self.tcp_ports[PROXIED_WRITER]
-            if self.proxy is None:
-                self.proxy = LinkProxy(("127.0.0.1", port))
-            section["connect"] = [
-                address.replace(f":{port}", f":{self.proxy.port}")
-                for address in section["connect"]
-            ]
-        return section
+    def _connect_through_proxy(self, section: dict[str, Any]) -> None:
+        """Replace the address of one writer by that of the proxy."""
+        port = self.tcp_ports[PROXIED_WRITER]
+        if self.proxy is None:
+            self.proxy = LinkProxy(("127.0.0.1", port))
+        section["connect"] = [
+            address.replace(f":{port}", f":{self.proxy.port}")
+            for address in section["connect"]
+        ]
 
     def _writer_module(self, name: str) -> Mapping[str, Any]:
         return {
@@ -341,7 +343,7 @@ class FaultDeployment(Deployment):
             "config": {
                 "recording": str(self.plan.recording),
                 "rate": self.plan.rate,
-                "begin_file": str(self._begin_file),
+                "begin_file": str(self.begin_file),
                 "end_file": str(self.end_file),
                 "log_file": str(self.log_of(name)),
                 "skip": self._skip,
