@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Iterable, Sequence
@@ -19,18 +18,17 @@ from typing import NoReturn
 import attrs
 
 from synapse_replication.errors import ServerStartError
-from synapse_replication.testing.private_process import die_with_parent
+from synapse_replication.testing.private_process import ChildProcess
 
-#: The timeouts, in s, for starting all processes and for stopping one of them.
+#: The time within which all processes must be up, in s.
 START_TIMEOUT = 60.0
-STOP_TIMEOUT = 20.0
 
 #: The maximum number of log lines that are shown when a process has failed.
 TAIL_LINES = 25
 
 
-@attrs.define(eq=False, repr=False)
-class ReplicationProcess:
+@attrs.define(eq=False, repr=False, slots=False)
+class ReplicationProcess(ChildProcess):
     """A process of the demonstration: the main process or a worker.
 
     :param name: the instance name.
@@ -45,32 +43,19 @@ class ReplicationProcess:
     _arguments: Sequence[str]
     _health_socket: Path
     _log_file: Path
-    program: list[str] = attrs.field(init=False)
-    _process: subprocess.Popen[bytes] | None = attrs.field(default=None, init=False)
+    program: Sequence[str] = attrs.field(
+        default=(sys.executable, "-m", "synapse_replication"), init=False
+    )
 
-    def __attrs_post_init__(self) -> None:
-        self.program = [sys.executable, "-m", "synapse_replication"]
-
-    @property
-    def pid(self) -> int:
-        """The process id; 0 before :meth:`start` and after :meth:`wait`."""
-        return 0 if self._process is None else self._process.pid
+    stop_timeout = 20.0
 
     def start(self) -> None:
         """Start the process, without waiting until it is up.
 
         Call it again only after :meth:`wait` or :meth:`kill`.
         """
-        with self._log_file.open("ab") as log:
-            self._process = subprocess.Popen(
-                [*self.program, *self._arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                # Ctrl-C must reach only the launcher, which stops all processes.
-                start_new_session=True,
-                preexec_fn=die_with_parent(signal.SIGKILL),
-            )
+        command = [*self.program, *self._arguments]
+        self._process = self._launch(command, self._log_file)
 
     def check(self) -> None:
         """Check that the process has not ended unexpectedly.
@@ -95,41 +80,9 @@ class ReplicationProcess:
         except OSError:
             return False
 
-    def kill(self) -> None:
-        """Send SIGKILL, and wait until the process has ended."""
-        if self._process is not None:
-            self._process.kill()
-            self.wait()
-
-    def freeze(self) -> None:
-        """Send SIGSTOP: the process keeps its connections open, but sends nothing."""
-        if self._process is not None:
-            self._process.send_signal(signal.SIGSTOP)
-
-    def thaw(self) -> None:
-        """Send SIGCONT."""
-        if self._process is not None:
-            self._process.send_signal(signal.SIGCONT)
-
     def request_stop(self) -> None:
         """Send SIGTERM. A second SIGTERM would end the process without a clean stop."""
-        if self._process is not None:
-            self._process.terminate()
-
-    def wait(self) -> int | None:
-        """Wait until the process has ended; kill it after :data:`STOP_TIMEOUT`.
-
-        :return: the exit status, negative if a signal ended the process; ``None`` if
-            the process has not been started since the last call of this method.
-        """
-        process, self._process = self._process, None
-        if process is None:
-            return None
-        try:
-            return process.wait(STOP_TIMEOUT)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            return process.wait()
+        self.send_signal(signal.SIGTERM)
 
     def log_text(self) -> str:
         """Return the process's log."""

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 import attrs
+import msgspec
 
 from synapse_replication.errors import RemoteProtocolError
 from synapse_replication.recordings.format import RecordingError
@@ -49,40 +50,13 @@ class DemoStream:
         return f"demo_{self.name}_seq"
 
 
-_EVENT_WRITERS = {
-    "event_persister1": "event_writer1",
-    "event_persister2": "event_writer2",
-}
-
+#: The streams, by name.
 STREAMS: Mapping[str, DemoStream] = MappingProxyType(
     {
         stream.name: stream
-        for stream in (
-            DemoStream("events", {"type": "text", "data": "json"}, _EVENT_WRITERS),
-            DemoStream(
-                "profile_updates",
-                {"user_id": "text", "action": "text", "affected_fields": "json"},
-                _EVENT_WRITERS,
-            ),
-            DemoStream("typing", {}, {"stream_writer1": "typing_writer"}),
-            DemoStream(
-                "receipts",
-                {
-                    "room_id": "text",
-                    "receipt_type": "text",
-                    "user_id": "text",
-                    "event_id": "text",
-                    "thread_id": "text?",
-                    "data": "json",
-                },
-                {"stream_writer1": "master"},
-            ),
-            DemoStream("to_device", {"entity": "text"}, {"stream_writer1": "master"}),
-            DemoStream(
-                "account_data",
-                {"user_id": "text", "room_id": "text?", "data_type": "text"},
-                {"master": "master"},
-            ),
+        for stream in msgspec.json.decode(
+            Path(__file__).with_name("streams.json").read_bytes(),
+            type=list[DemoStream],
         )
     }
 )

@@ -1,6 +1,6 @@
 """The process of a private server: start, kill, freeze and restart.
 
-All methods are blocking; see :mod:`synapse_replication.testing.servers`.
+Most methods are blocking; see :mod:`synapse_replication.testing.servers`.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
+
+import attrs
 
 from synapse_replication.errors import ServerStartError
 
@@ -102,7 +104,95 @@ def die_with_parent(signal_number: int) -> Callable[[], None] | None:
     return lambda: prctl(_PR_SET_PDEATHSIG, signal_number, 0, 0, 0)
 
 
-class PrivateServer:
+class ChildProcess:
+    """A process that a test or a demonstration has started.
+
+    :ivar name: the name of the process in messages.
+    """
+
+    name: str
+
+    #: The signal that the kernel sends to the process when the thread that started it
+    #: ends.
+    orphan_signal = signal.SIGKILL
+    #: The time after which a process that does not end is killed, in s.
+    stop_timeout = STOP_TIMEOUT
+
+    _process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        """The process id of the running process."""
+        if self._process is None:
+            raise ServerStartError(f"{self.name} is not running")
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        """Whether it was started, and has not been stopped or killed since."""
+        return self._process is not None
+
+    def _launch(
+        self, command: Sequence[str], log_file: Path, **options: Any
+    ) -> subprocess.Popen[bytes]:
+        """Start the process; its output is appended to a file."""
+        with log_file.open("ab") as log:
+            return subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                # Ctrl-C must reach only this process, which stops its children cleanly.
+                start_new_session=True,
+                preexec_fn=die_with_parent(self.orphan_signal),
+                **options,
+            )
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send a signal to the process if it was started."""
+        if self._process is not None:
+            self._process.send_signal(number)
+
+    def wait(self) -> int | None:
+        """Wait until the process has ended; kill it after :attr:`stop_timeout`.
+
+        :return: the exit status, negative if a signal ended the process; ``None`` if
+            the process has not been started since the last call of this method.
+        """
+        process, self._process = self._process, None
+        if process is None:
+            return None
+        try:
+            return process.wait(self.stop_timeout)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            return process.wait()
+
+    def end(self, number: signal.Signals) -> None:
+        """Send a signal, and wait until the process has ended."""
+        # While it is frozen, a process handles only SIGCONT and SIGKILL.
+        self.send_signal(signal.SIGCONT)
+        self.send_signal(number)
+        self.wait()
+
+    def kill(self) -> None:
+        """Send SIGKILL, and wait. The process may then be started again."""
+        self.end(signal.SIGKILL)
+
+    def freeze(self) -> None:
+        """Send SIGSTOP to the process, but not to its child processes.
+
+        The process keeps its connections open, but sends nothing.
+        """
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Send SIGCONT."""
+        os.kill(self.pid, signal.SIGCONT)
+
+
+@attrs.define(eq=False, repr=False, slots=False)
+class PrivateServer(ChildProcess):
     """A server process in a folder of its own.
 
     :param parent: the folder in which to create the server's folder; by default the
@@ -111,17 +201,17 @@ class PrivateServer:
     """
 
     #: The kind of server, for messages and the names of folders.
-    kind = ""
-    #: The signal that stops the server cleanly, and the signal that the kernel sends to
-    #: the server when the thread that started it ends.
-    stop_signal = signal.SIGTERM
-    orphan_signal = signal.SIGKILL
+    kind: ClassVar[str] = ""
+    #: The signal that stops the server cleanly.
+    stop_signal: ClassVar = signal.SIGTERM
 
-    def __init__(self, parent: Path | None = None) -> None:
-        self.directory = Path()
-        self._parent = parent
-        self._process: subprocess.Popen[bytes] | None = None
-        self._prepared = False
+    directory: Path = attrs.field(factory=Path, init=False)
+    name: str = attrs.field(init=False)
+    _parent: Path | None = attrs.field(default=None, kw_only=True)
+    _prepared: bool = attrs.field(default=False, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.name = f"the private {self.kind}"
 
     # -- to be implemented by each kind -------------------------------------------
 
@@ -138,18 +228,6 @@ class PrivateServer:
         return {}
 
     # -- common to all kinds ------------------------------------------------------
-
-    @property
-    def pid(self) -> int:
-        """The process id of the running server."""
-        if self._process is None:
-            raise ServerStartError(f"the private {self.kind} is not running")
-        return self._process.pid
-
-    @property
-    def running(self) -> bool:
-        """Whether the server was started, and has not been stopped or killed since."""
-        return self._process is not None
 
     def start(self: ServerT, timeout: float = START_TIMEOUT) -> ServerT:
         """Start or restart the server in its folder, and wait until it is ready.
@@ -176,24 +254,12 @@ class PrivateServer:
         # exit immediately: retry.
         while not self._start_once(deadline):
             if time.monotonic() > deadline:
-                raise ServerStartError(
-                    f"the private {self.kind} did not start: {self._log_tail()}"
-                )
+                raise ServerStartError(f"{self.name} did not start: {self._log_tail()}")
             time.sleep(0.1)
         return self
 
     def _start_once(self, deadline: float) -> bool:
-        with self._log_path.open("ab") as log:
-            process = subprocess.Popen(
-                self._command(),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                # Ctrl-C must reach only this process, which stops the server cleanly.
-                start_new_session=True,
-                preexec_fn=die_with_parent(self.orphan_signal),
-                **self._popen_options(),
-            )
+        process = self._launch(self._command(), self._log_path, **self._popen_options())
         while process.poll() is None:
             if self._is_ready(process.pid):
                 self._process = process
@@ -212,42 +278,14 @@ class PrivateServer:
     def _log_tail(self) -> str:
         return self._log_path.read_text("utf-8", "replace")[-2000:].strip()
 
-    def _end(self, signal_number: signal.Signals) -> None:
-        process, self._process = self._process, None
-        if process is None:
-            return
-        # While it is frozen, a process handles only SIGCONT and SIGKILL.
-        process.send_signal(signal.SIGCONT)
-        process.send_signal(signal_number)
-        try:
-            process.wait(STOP_TIMEOUT)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
     def halt(self) -> None:
         """Stop the server, and retain its folder and address for :meth:`start`."""
-        self._end(self.stop_signal)
-
-    def kill(self) -> None:
-        """Send SIGKILL, and retain the folder and the address for :meth:`start`."""
-        self._end(signal.SIGKILL)
+        self.end(self.stop_signal)
 
     def restart(self: ServerT) -> ServerT:
         """Stop the server, and restart it with the same folder and address."""
         self.halt()
         return self.start()
-
-    def freeze(self) -> None:
-        """Send SIGSTOP to the server's process, but not to its child processes.
-
-        The process keeps its connections open, but sends nothing.
-        """
-        os.kill(self.pid, signal.SIGSTOP)
-
-    def thaw(self) -> None:
-        """Send SIGCONT."""
-        os.kill(self.pid, signal.SIGCONT)
 
     def stop(self) -> None:
         """Stop the server, and remove its folder. May be called more than once."""

@@ -51,6 +51,7 @@ from synapse_replication.testing.server_binaries import (
 )
 
 
+@attrs.define(eq=False, repr=False, slots=False)
 class PrivatePostgres(PrivateServer):
     """A PostgreSQL server.
 
@@ -73,33 +74,15 @@ class PrivatePostgres(PrivateServer):
     stop_signal = signal.SIGINT
     orphan_signal = signal.SIGQUIT
 
-    def __init__(
-        self,
-        *,
-        durable: bool = False,
-        tcp: bool = False,
-        settings: Mapping[str, str] | None = None,
-        environ: Mapping[str, str] | None = None,
-        parent: Path | None = None,
-    ) -> None:
-        super().__init__(parent)
-        self.user = "postgres"
-        self.password = secrets.token_hex(16)
-        self.port = 5432
-        self._tcp = tcp
-        self._environ = environ
-        self._settings = {
-            "log_min_messages": "warning",
-            "max_connections": "200",
-            "shared_buffers": "64MB",
-        }
-        if not durable:
-            # Leave synchronous_commit on: committed data has then been written to the
-            # kernel, and a kill of the process loses nothing.
-            self._settings |= {"fsync": "off", "full_page_writes": "off"}
-        self._settings |= settings or {}
-        self._bin = Path()
-        self._run_as: pwd.struct_passwd | None = None
+    user: str = attrs.field(default="postgres", init=False)
+    password: str = attrs.field(factory=lambda: secrets.token_hex(16), init=False)
+    port: int = attrs.field(default=5432, init=False)
+    _durable: bool = attrs.field(default=False, kw_only=True)
+    _tcp: bool = attrs.field(default=False, kw_only=True)
+    _settings: Mapping[str, str] | None = attrs.field(default=None, kw_only=True)
+    _environ: Mapping[str, str] | None = attrs.field(default=None, kw_only=True)
+    _bin: Path = attrs.field(factory=Path, init=False)
+    _run_as: pwd.struct_passwd | None = attrs.field(default=None, init=False)
 
     def dsn(self, database: str = "postgres", *, tcp: bool = False) -> str:
         """Return the libpq connection string of a database.
@@ -155,7 +138,15 @@ class PrivatePostgres(PrivateServer):
             "listen_addresses": "127.0.0.1" if self._tcp else "",
             "port": str(self.port),
             "unix_socket_directories": str(self.directory),
-        } | self._settings
+            "log_min_messages": "warning",
+            "max_connections": "200",
+            "shared_buffers": "64MB",
+        }
+        if not self._durable:
+            # Leave synchronous_commit on: committed data has then been written to the
+            # kernel, and a kill of the process loses nothing.
+            settings |= {"fsync": "off", "full_page_writes": "off"}
+        settings |= self._settings or {}
         with (data / "postgresql.conf").open("a") as file:
             for key, value in settings.items():
                 file.write(f"{key} = '{value}'\n")
@@ -280,6 +271,7 @@ def tls_lines(port: int, tls: RedisTls) -> list[str]:
     ]
 
 
+@attrs.define(eq=False, repr=False, slots=False)
 class PrivateRedis(PrivateServer):
     """A Redis server without persistence, on a loopback port and a Unix socket.
 
@@ -296,25 +288,15 @@ class PrivateRedis(PrivateServer):
 
     kind = "redis"
 
-    def __init__(
-        self,
-        *,
-        password: str | None = None,
-        acl: Sequence[str] = (),
-        settings: Mapping[str, str] | None = None,
-        tls: RedisTls | None = None,
-        environ: Mapping[str, str] | None = None,
-    ) -> None:
-        super().__init__()
-        self.host = "127.0.0.1"
-        self.port = 0
-        self.tls_port = 0
-        self.password = password
-        self._acl = tuple(acl)
-        self._settings = dict(settings or {})
-        self._tls = tls
-        self._environ = environ
-        self._binary = Path()
+    host: str = attrs.field(default="127.0.0.1", init=False)
+    port: int = attrs.field(default=0, init=False)
+    tls_port: int = attrs.field(default=0, init=False)
+    password: str | None = attrs.field(default=None, kw_only=True)
+    _acl: Sequence[str] = attrs.field(default=(), kw_only=True)
+    _settings: Mapping[str, str] | None = attrs.field(default=None, kw_only=True)
+    _tls: RedisTls | None = attrs.field(default=None, kw_only=True)
+    _environ: Mapping[str, str] | None = attrs.field(default=None, kw_only=True)
+    _binary: Path = attrs.field(factory=Path, init=False)
 
     @property
     def socket_path(self) -> Path:
@@ -365,7 +347,7 @@ class PrivateRedis(PrivateServer):
         if self._tls is not None:
             self.tls_port = free_port()
             lines += tls_lines(self.tls_port, self._tls)
-        lines += [f"{key} {value}" for key, value in self._settings.items()]
+        lines += [f"{key} {value}" for key, value in (self._settings or {}).items()]
         config = self.directory / "redis.conf"
         config.touch(mode=0o600)
         config.write_text("\n".join(lines) + "\n")

@@ -172,7 +172,7 @@ class Deployment:
         return {
             name: processor_seconds(Path(f"/proc/{process.pid}/stat").read_text())
             for name, process in self.processes.items()
-            if process.pid and os.path.exists(f"/proc/{process.pid}")
+            if process.running and os.path.exists(f"/proc/{process.pid}")
         }
 
     def take_main(self) -> tuple[int, float]:
