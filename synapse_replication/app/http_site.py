@@ -7,7 +7,6 @@ from typing import Any, cast
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from twisted.web.resource import Resource
-from twisted.web.static import Data
 
 from synapse_replication.app.status_page import (
     ReadyResource,
@@ -39,6 +38,17 @@ class MetricsResource(Resource):
         return generate_latest(self._registry)
 
 
+class HealthResource(Resource):
+    """Responds with ``OK``: a process listens only after its streams are loaded."""
+
+    isLeaf = True  # noqa: N815
+
+    def render_GET(self, request: Any) -> bytes:
+        """Return ``OK``."""
+        request.setHeader(b"Content-Type", b"text/plain; charset=utf-8")
+        return b"OK"
+
+
 def make_root(
     resources: frozenset[str],
     registry: CollectorRegistry,
@@ -60,10 +70,7 @@ def make_root(
     if "replication" in resources and replication is not None:
         synapse.putChild(b"replication", replication)
     if "health" in resources:
-        # Always OK: a process listens only after its streams are loaded.
-        health: Any = Data(b"OK", "text/plain; charset=utf-8")  # type: ignore[no-untyped-call]
-        health.isLeaf = True
-        root.putChild(b"health", health)
+        root.putChild(b"health", HealthResource())  # type: ignore[no-untyped-call]
         root.putChild(b"ready", ReadyResource(snapshot))
     if "metrics" in resources:
         root.putChild(b"metrics", MetricsResource(registry))
