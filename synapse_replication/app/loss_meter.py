@@ -21,7 +21,6 @@ the newest row of an object, only that row is.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, Final, TypeAlias
 
 import attrs
@@ -128,50 +127,37 @@ class _Read:
     committed: Mapping[Key, tuple[list[int], int]]
 
 
+@attrs.define(eq=False, repr=False, slots=False)
 class LossMeter(ReplicationObserver):
     """Compares the announced tokens with the committed ones.
 
     Use it in the reactor's thread. As an observer of the links, it notices when one of
     them is down.
 
-    :param streams: by its name in ``stream_positions``: the stream's name on the wire,
-        and the ids of its rows.
-    :param unstored: the ids of the rows of each stream without stored positions, by
-        its name.
+    :param names: the name of each stream with stored positions on the wire, by its name
+        in ``stream_positions``.
+    :param tables: the ids of the rows of each stream, by its name on the wire.
     :param links: the number of links.
     :param observer: notified of rows that were never announced, and of failures.
     :param report: called with each finding.
     :param patience: how long a committed row may wait for its announcement, in s.
     """
 
-    def __init__(
-        self,
-        streams: Mapping[str, tuple[str, Sequence[RowIds]]],
-        database: TransactionRunner,
-        clock: Clock,
-        observer: ReplicationObserver,
-        report: Callable[[LossFinding], object],
-        *,
-        unstored: Mapping[str, RowIds] = MappingProxyType({}),
-        links: int = 1,
-        patience: float = PATIENCE,
-    ) -> None:
-        self._names = {stored: name for stored, (name, _) in streams.items()}
-        self._unstored = unstored
-        self._tables: Mapping[str, Sequence[RowIds]] = {
-            **dict(streams.values()),
-            **{name: [each] for name, each in unstored.items()},
-        }
+    _names: Mapping[str, str]
+    _tables: Mapping[str, Sequence[RowIds]]
+    _database: TransactionRunner
+    _clock: Clock
+    _observer: ReplicationObserver
+    _report: Callable[[LossFinding], object]
+    _links_down: int = attrs.field(default=1, alias="links", kw_only=True)
+    _patience: float = attrs.field(default=PATIENCE, kw_only=True)
+
+    def __attrs_post_init__(self) -> None:
+        self._unstored = self._tables.keys() - set(self._names.values())
         self._has_found_tables = False
-        self._database = database
-        self._clock = clock
-        self._observer = observer
-        self._report = report
-        self._patience = patience
         self._writers: dict[Key, _Writer] = {}
-        self._timer = Timer(clock)
+        self._timer = Timer(self._clock)
         self._is_running = False
-        self._links_down = links
         self._observing_since: float | None = None
         self._observed = 0.0
         #: Incremented when a link is lost: what was read before is not compared.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any, TextIO
 
 import attrs
@@ -28,10 +28,9 @@ from synapse_replication.instrumentation.prometheus import (
     PrometheusObserver,
     ReplicationMetrics,
 )
-from synapse_replication.storage.committed import RowIds, row_ids_of
+from synapse_replication.storage.committed import row_ids_of
 from synapse_replication.storage.database import Database
 from synapse_replication.streams.rows import encode_json
-from synapse_replication.streams.table import TableStream
 from synapse_replication.text import printable
 from synapse_replication.wire import commands
 
@@ -39,28 +38,6 @@ _PREFIXES = (
     f"{commands.RdataCommand.NAME} ".encode(),
     f"{commands.PositionCommand.NAME} ".encode(),
 )
-
-
-def find_row_ids(
-    config: ProcessConfig, names: Collection[str]
-) -> tuple[dict[str, tuple[str, Sequence[RowIds]]], dict[str, RowIds]]:
-    """Return the ids of the rows of streams.
-
-    :param names: the names of the streams to select; all if empty.
-    :return: of the streams with stored positions, by the stream's name in
-        ``stream_positions``, its name on the wire and the ids of its rows; and of the
-        streams without them, by name, the ids of their rows.
-    """
-    stored: dict[str, tuple[str, Sequence[RowIds]]] = {}
-    unstored: dict[str, RowIds] = {}
-    for name, stream in config.stored.items():
-        if names and name not in names:
-            continue
-        if isinstance(stream, TableStream) or stream.positions_name is not None:
-            stored[stream.positions_name or name] = name, row_ids_of(stream)
-        else:
-            unstored[name] = row_ids_of(stream)[0]
-    return stored, unstored
 
 
 def print_json(out: Any, finding: LossFinding) -> None:
@@ -143,14 +120,22 @@ def make_meter(
     logs = LoggingObserver(Logger())
     metrics = PrometheusObserver(ReplicationMetrics(registry), config.server_name)
     output = Output(sys.stdout, reactor, lambda error: follower.fail(error))
-    stored, unstored = find_row_ids(config, streams)
+    verified = {
+        name: stream
+        for name, stream in config.stored.items()
+        if not streams or name in streams
+    }
     meter = LossMeter(
-        stored,
+        {
+            stream.positions_name: name
+            for name, stream in verified.items()
+            if stream.positions_name is not None
+        },
+        {name: row_ids_of(stream) for name, stream in verified.items()},
         database,
         clock,
         CompositeObserver([metrics, logs]),
         functools.partial(print_json if as_json else print_text, output),
-        unstored=unstored,
         links=1 if config.redis is not None else len(config.tcp_connect),
         patience=patience,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import attrs
 import txredisapi
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
@@ -16,6 +17,7 @@ from synapse_replication.redis.sender_protocol import RedisSenderProtocol
 from synapse_replication.streams.rows import decode_json, encode_json
 
 
+@attrs.define(eq=False, repr=False)
 class ExternalCache:
     """A store of JSON values by cache name and key.
 
@@ -25,17 +27,10 @@ class ExternalCache:
         preserves the host's log contexts.
     """
 
-    def __init__(
-        self,
-        factory: SynapseRedisFactory | None,
-        clock: IReactorTime,
-        observer: ReplicationObserver,
-        wait: Callable[[Deferred[Any]], Awaitable[Any]] = lambda deferred: deferred,
-    ) -> None:
-        self._factory = factory
-        self._clock = clock
-        self._observer = observer
-        self._wait = wait
+    _factory: SynapseRedisFactory | None
+    _clock: IReactorTime
+    _observer: ReplicationObserver
+    _wait: Callable[[Deferred[Any]], Awaitable[Any]] = lambda deferred: deferred
 
     def is_enabled(self) -> bool:
         """Return whether the cache is enabled, that is, whether it has a factory."""

@@ -22,6 +22,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import attrs
 import txredisapi
 from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
@@ -79,6 +80,7 @@ class FencingState:
         self._observer.observe(FeatureUnavailable(_FEATURE, why))
 
 
+@attrs.define(eq=False, repr=False)
 class ConnectionFence:
     """The fencing commands of one connection.
 
@@ -87,18 +89,11 @@ class ConnectionFence:
     :ivar identity_requested: whether :meth:`request_identity` was called.
     """
 
-    def __init__(
-        self,
-        state: FencingState,
-        execute: Callable[..., Deferred[Any]],
-        *,
-        is_possible: bool,
-    ) -> None:
-        self._state = state
-        self._execute = execute
-        self._is_possible = is_possible
-        self._unanswered = 0
-        self.identity_requested = False
+    _state: FencingState
+    _execute: Callable[..., Deferred[Any]]
+    _is_possible: bool = attrs.field(kw_only=True)
+    _unanswered: int = attrs.field(default=0, init=False)
+    identity_requested: bool = attrs.field(default=False, init=False)
 
     def kill_previous(self) -> None:
         """Make Redis close the latest connection whose identity is known, if any."""

@@ -183,6 +183,7 @@ class SentinelMaster:
             connector.follow(master)
 
 
+@attrs.define(eq=False, repr=False)
 @implementer(IConnector)
 class MasterConnector(ClientFactory):
     """Connector that connects a factory to the current master.
@@ -192,19 +193,12 @@ class MasterConnector(ClientFactory):
 
     noisy = False
 
-    def __init__(
-        self,
-        master: SentinelMaster,
-        reactor: Any,
-        options: RedisOptions,
-        factory: SynapseRedisFactory,
-    ) -> None:
-        self._master = master
-        self._reactor = reactor
-        self._options = options
-        self._search: Deferred[HostPort] | None = None
-        self._inner: IConnector | None = None
-        self.factory = factory
+    _master: SentinelMaster
+    _reactor: Any
+    _options: RedisOptions
+    factory: SynapseRedisFactory
+    _search: Deferred[HostPort] | None = attrs.field(default=None, init=False)
+    _inner: IConnector | None = attrs.field(default=None, init=False)
 
     def connect(self) -> None:
         """Start an attempt to connect."""

@@ -51,6 +51,7 @@ from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+import attrs
 from twisted.internet.defer import Deferred, succeed
 from twisted.internet.interfaces import IReactorFromThreads
 
@@ -367,21 +368,14 @@ class MultiWriterIdGenerator:
         return persisted
 
 
+@attrs.define(eq=False, repr=False)
 class _Block(AbstractAsyncContextManager[T], Generic[T]):
     """The context manager of one block; it can be entered once."""
 
-    __slots__ = ("_generator", "_ids", "_n", "_view")
-
-    def __init__(
-        self,
-        generator: MultiWriterIdGenerator,
-        n: int,
-        view: Callable[[list[int]], T],
-    ) -> None:
-        self._generator = generator
-        self._n = n
-        self._view = view
-        self._ids: list[int] = []
+    _generator: MultiWriterIdGenerator
+    _n: int
+    _view: Callable[[list[int]], T]
+    _ids: list[int] = attrs.field(factory=list, init=False)
 
     async def __aenter__(self) -> T:
         request = self._generator.request(self._n)

@@ -36,6 +36,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+import attrs
 import psycopg2
 from msgspec import Struct
 from twisted.python.failure import Failure
@@ -160,6 +161,7 @@ def find_gone(
     return {key: (low, high) for key, (low, high) in gone.items() if low < high}
 
 
+@attrs.define(eq=False, repr=False, slots=False)
 class StoredPositionCheck:
     """Reads ``stream_positions`` periodically, and reports positions that are ahead.
 
@@ -175,34 +177,31 @@ class StoredPositionCheck:
     :param uniform: returns a random number between its arguments.
     """
 
-    def __init__(
-        self,
-        database: TransactionRunner,
-        writers: Mapping[tuple[str, str], str],
-        tables: Mapping[str, Sequence[RowIds]],
-        unstored: Mapping[str, Sequence[str]],
-        handler: ReplicationCommandHandler,
-        is_reporting: Callable[[str], bool],
-        clock: Clock,
-        observer: ReplicationObserver,
-        *,
-        interval: float,
-        uniform: Callable[[float, float], float] = random.uniform,
-    ) -> None:
-        self._database = database
-        self._writers = writers
-        self._tables: Mapping[str, Sequence[RowIds]] = {
+    _database: TransactionRunner
+    _writers: Mapping[tuple[str, str], str]
+    _tables: Mapping[str, Sequence[RowIds]]
+    _unstored: Mapping[str, Sequence[str]]
+    _handler: ReplicationCommandHandler
+    _is_reporting: Callable[[str], bool]
+    _clock: Clock
+    _observer: ReplicationObserver
+    _interval: float = attrs.field(kw_only=True)
+    _uniform: Callable[[float, float], float] = attrs.field(
+        default=random.uniform, kw_only=True
+    )
+
+    def __attrs_post_init__(self) -> None:
+        self._tables = {
             name: ranges
-            for name, ranges in tables.items()
+            for name, ranges in self._tables.items()
             # Otherwise, the rows of several writers cannot be told apart.
-            if name in unstored
+            if name in self._unstored
             or all(each.column.writer_column for each in ranges)
-            or sum(of == name for of in writers.values()) == 1
+            or sum(of == name for of in self._writers.values()) == 1
         }
-        self._unstored = unstored
-        self._handler = handler
-        self._is_reporting = is_reporting
-        self._others = {name for _, name in writers}.union(*unstored.values())
+        self._others = {name for _, name in self._writers}.union(
+            *self._unstored.values()
+        )
         # The first read always takes place: later ones are compared with it.
         self._skipped = SKIPPED
         self._has_found_tables = False
@@ -211,11 +210,7 @@ class StoredPositionCheck:
         self._timeline: str | None = None
         #: This process's positions at the last reads, and at those that were skipped.
         self._samples: deque[Tokens] = deque(maxlen=SKIPPED + 2)
-        self._clock = clock
-        self._observer = observer
-        self._interval = interval
-        self._uniform = uniform
-        self._timer = Timer(clock)
+        self._timer = Timer(self._clock)
         self._is_running = False
         self._has_failed = False
 

@@ -19,6 +19,7 @@ import itertools
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import attrs
 import psycopg2
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
@@ -47,6 +48,7 @@ CHECK_EVERY = 5.0
 _log = Logger()
 
 
+@attrs.define(eq=False, repr=False, slots=False)
 class WriterLock:
     """The lock of one instance's name. Use it in the reactor's thread only.
 
@@ -54,22 +56,17 @@ class WriterLock:
     :param on_lost: called with the reason when another process has the lock.
     """
 
-    def __init__(
-        self,
-        database: TransactionRunner,
-        server_name: str,
-        instance_name: str,
-        clock: Clock,
-        on_lost: Callable[[StorageError], object],
-    ) -> None:
-        self._database = database
-        self._instance_name = instance_name
-        self._clock = clock
-        self._on_lost = on_lost
-        self._key = lock_key(server_name, instance_name)
+    _database: TransactionRunner
+    _server_name: str
+    _instance_name: str
+    _clock: Clock
+    _on_lost: Callable[[StorageError], object]
+
+    def __attrs_post_init__(self) -> None:
+        self._key = lock_key(self._server_name, self._instance_name)
         # The session that held the lock when it was last checked.
         self._pid: int | None = None
-        self._check = Timer(clock)
+        self._check = Timer(self._clock)
         self._stopped = False
 
     async def acquire(self) -> None:

@@ -41,12 +41,12 @@ class LossMeterTests(PostgresMixin, TestCase):
 
     async def begin(self, *tables: RowIds, unstored: RowIds | None = None) -> None:
         self.meter = LossMeter(
-            {"foobar": ("foo", tables)} if tables else {},
+            {} if unstored else {"foobar": "foo"},
+            {"foo": [unstored] if unstored else tables},
             self.database,
             self.clock,
             self.observer,
             self.found.append,
-            unstored={} if unstored is None else {"foo": unstored},
             patience=20.0,
         )
         self.addCleanup(self.meter.stop)

@@ -19,6 +19,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING
 
+import attrs
+
 from synapse_replication.errors import LineTooLongError
 from synapse_replication.handlers.events import (
     CommandDropReason,
@@ -97,6 +99,7 @@ class SendingListener:
         return ()
 
 
+@attrs.define(eq=False, repr=False, slots=False)
 class CommandSender:
     """Sender to all connections of this process.
 
@@ -105,19 +108,13 @@ class CommandSender:
     :ivar links: the link of each connection.
     """
 
-    def __init__(
-        self,
-        host: ReplicationHost,
-        observer: ReplicationObserver,
-        *,
-        passive: bool,
-        retains_unsent: bool = True,
-    ) -> None:
-        self._host = host
-        self._observer = observer
-        self._passive = passive
-        self._retains_unsent = retains_unsent
-        self._instance_name = host.identity.instance_name
+    _host: ReplicationHost
+    _observer: ReplicationObserver
+    _passive: bool = attrs.field(kw_only=True)
+    _retains_unsent: bool = attrs.field(default=True, kw_only=True)
+
+    def __attrs_post_init__(self) -> None:
+        self._instance_name = self._host.identity.instance_name
         self.links: dict[ReplicationConnection, Link] = {}
         #: The streams that the peer follows, for links whose peer does not follow all.
         self._followed: dict[ReplicationConnection, frozenset[str]] = {}
@@ -127,7 +124,7 @@ class CommandSender:
         self._skipped_after: dict[str, int] = {}
         self._listener = SendingListener()
         self._when_ready: list[Callable[[], object]] = []
-        self._unsent = UnsentCommands(observer)
+        self._unsent = UnsentCommands(self._observer)
 
     def add(self, connection: ReplicationConnection) -> Link:
         """Start to send on a connection."""

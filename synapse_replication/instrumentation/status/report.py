@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Iterator, Mapping
 
+import attrs
+
 from synapse_replication.handlers.events import ConnectionBuffers
 from synapse_replication.instrumentation.status.model import (
     Condition,
@@ -58,6 +60,7 @@ _NEVER = float("-inf")
 SEVERAL = 2
 
 
+@attrs.define(eq=False, repr=False, slots=False)
 class StatusReport:
     """The status at one moment.
 
@@ -67,17 +70,12 @@ class StatusReport:
     :param now: the monotonic time of the status, in s.
     """
 
-    def __init__(
-        self,
-        records: StatusRecords,
-        readers: Mapping[tuple[str, str], Reader],
-        expected: frozenset[tuple[str, str]],
-        now: float,
-    ) -> None:
-        self._records = records
-        self._readers = readers
-        self._expected = expected
-        self._now = now
+    _records: StatusRecords
+    _readers: Mapping[tuple[str, str], Reader]
+    _expected: frozenset[tuple[str, str]]
+    _now: float
+
+    def __attrs_post_init__(self) -> None:
         # Computed once: there may be a thousand writers, peers and links.
         self._heard = self._last_signs_of_life()
         self._peers = self._peer_facts()

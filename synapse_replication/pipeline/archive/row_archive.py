@@ -70,6 +70,7 @@ class WrittenRows:
     skipped: Sequence[SkippedId]
 
 
+@attrs.define(eq=False, repr=False, slots=False)
 class RowsArchiver:
     """Archives complete rows.
 
@@ -82,18 +83,13 @@ class RowsArchiver:
         more; ``None`` for the number that :data:`_TASKS_PER_CORE` tasks per core read.
     """
 
-    def __init__(
-        self,
-        spark: Spark,
-        store: ArchiveStore,
-        options: SourceOptions,
-        batch_ids: int | None,
-    ) -> None:
-        self._spark = spark
-        self._store = store
-        self._options = options
-        self._batch_ids = batch_ids
-        self._planner = Planner(options, continuous=True)
+    _spark: Spark
+    _store: ArchiveStore
+    _options: SourceOptions
+    _batch_ids: int | None
+
+    def __attrs_post_init__(self) -> None:
+        self._planner = Planner(self._options, continuous=True)
         #: libpq's parameters for the tasks, from the last plan.
         self._conninfo: Mapping[str, Any] = {}
         #: The tables of the archived streams; empty before :meth:`archive`.
