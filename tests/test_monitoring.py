@@ -32,7 +32,7 @@ def exposed() -> dict[str, set[str]]:
         MetricKind.GAUGE: {"": ()},
         MetricKind.HISTOGRAM: {"_count": (), "_sum": (), "_bucket": ("le",)},
     }
-    (archive,) = ArchiveMetrics(CollectorRegistry()).skipped.describe()
+    (archive,) = ArchiveMetrics(CollectorRegistry())["skipped_ids"].describe()
     return {f"{archive.name}_total": {"stream", *COMMON}} | {
         metric.name + suffix: {*metric.labels, *more, *COMMON}
         for metric in METRICS

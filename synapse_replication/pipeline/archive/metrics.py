@@ -1,17 +1,24 @@
-"""Prometheus metrics of the archive job."""
+"""Prometheus metrics of the archive job, which are the rows of ``metrics.csv``."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
+from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import start_http_server
 
+from synapse_replication.data_files import read_table
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.source.offsets import StreamOffset
 
-_PREFIX = "synapse_replication_archive"
+_KINDS: Final[Mapping[str, Callable[..., Any]]] = {
+    "counter": Counter,
+    "gauge": Gauge,
+    "histogram": partial(Histogram, buckets=(0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600)),
+}
 
 
 class ArchiveMetrics:
@@ -21,52 +28,28 @@ class ArchiveMetrics:
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        counter = partial(Counter, namespace=_PREFIX, registry=registry)
-        gauge = partial(Gauge, namespace=_PREFIX, registry=registry)
-        self.rows = counter("rows", "Rows archived.", ["stream"])
-        self.skipped = counter(
-            "skipped_ids",
-            "Ids whose rows PostgreSQL cannot convert, and which are not archived.",
-            ["stream"],
-        )
-        self.commands = counter("wire_commands", "Commands of recordings archived.")
-        self.rows_per_second = gauge(
-            "rows_per_second", "Rows per second in the last batch with rows."
-        )
-        self.batch_seconds = Histogram(
-            "batch_seconds",
-            "Duration of batches in seconds.",
-            namespace=_PREFIX,
-            registry=registry,
-            buckets=(0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600),
-        )
-        self.position = gauge(
-            "position",
-            "Token up to which a writer's rows are archived.",
-            ["stream", "instance_name"],
-        )
-        self.lag = gauge(
-            "lag_ids",
-            "Ids between the archived token and the writer's position in the database.",
-            ["stream", "instance_name"],
-        )
-        self.caught_up = gauge(
-            "caught_up_timestamp_seconds",
-            "Last time at which no writer was ahead of the archive, in seconds since "
-            "1970.",
-        )
-        self.compacted = counter(
-            "compacted_files", "Small files that were merged into larger ones."
-        )
-        self.vacuumed = counter("vacuumed_files", "Unused files that were removed.")
+        self._metrics: dict[str, Any] = {
+            row["Name"]: _KINDS[row["Kind"]](
+                row["Name"],
+                row["Meaning"],
+                row["Labels"].split(),
+                namespace="synapse_replication_archive",
+                registry=registry,
+            )
+            for row in read_table(Path(__file__).with_suffix(".csv"))
+        }
+
+    def __getitem__(self, name: str) -> Any:
+        """Return a metric by its name in ``metrics.csv``."""
+        return self._metrics[name]
 
     def set_offsets(self, archived: Mapping[str, StreamOffset]) -> None:
         """Set the token up to which each writer's rows are archived."""
         for stream, offset in archived.items():
             for writer, token in offset.writers.items():
-                self.position.labels(stream, writer).set(token)
+                self["position"].labels(stream, writer).set(token)
             if not offset.writers:
-                self.position.labels(stream, "").set(offset.minimum)
+                self["position"].labels(stream, "").set(offset.minimum)
 
     def set_lag(self, lag: Mapping[tuple[str, str], int], now: float) -> None:
         """Set the archive's lag behind each writer.
@@ -77,9 +60,9 @@ class ArchiveMetrics:
         :param now: the time, in s since 1970.
         """
         for labels, ids in lag.items():
-            self.lag.labels(*labels).set(ids)
+            self["lag_ids"].labels(*labels).set(ids)
         if not any(lag.values()):
-            self.caught_up.set(now)
+            self["caught_up_timestamp_seconds"].set(now)
 
 
 def serve_metrics(

@@ -192,19 +192,19 @@ class _Archive:
         numbers.batches += 1
         numbers.rows += rows
         numbers.behind = left
-        metrics.batch_seconds.observe(seconds)
+        metrics["batch_seconds"].observe(seconds)
         numbers.skipped += len(batch.skipped)
         for skipped in batch.skipped:
-            metrics.skipped.labels(skipped.stream).inc()
+            metrics["skipped_ids"].labels(skipped.stream).inc()
             # The bar would show it only until the next event.
             self._reporter.write(str(skipped))
         for stream, count in batch.rows.items():
-            metrics.rows.labels(stream).inc(count)
+            metrics["rows"].labels(stream).inc(count)
         metrics.set_offsets(self._rows.offsets)
         self._batches_since_compaction += 1
         if rows:
             numbers.rows_per_second = rows / seconds
-            metrics.rows_per_second.set(numbers.rows_per_second)
+            metrics["rows_per_second"].set(numbers.rows_per_second)
             self._report(f"{rows:,} rows in {batch.files} files, {seconds:.1f} s")
         self._maintain()
 
@@ -241,7 +241,7 @@ class _Archive:
             commands = sum(file.rows for file in files)
             self._numbers.commands += commands
             self._numbers.recordings += len(recordings)
-            self._metrics.commands.inc(commands)
+            self._metrics["wire_commands"].inc(commands)
             self._batches_since_compaction += 1
             self._report(f"{commands:,} commands of {len(recordings)} recordings")
 
@@ -273,7 +273,7 @@ class _Archive:
         tables.reached(Point.COMPACTED)
         if before:
             self._numbers.compacted_files += before
-            self._metrics.compacted.inc(before)
+            self._metrics["compacted_files"].inc(before)
             self._report(f"{before} small files merged into {after}")
 
     def _vacuum(self) -> None:
@@ -285,7 +285,7 @@ class _Archive:
         )
         tables.reached(Point.VACUUMED)
         if removed:
-            self._metrics.vacuumed.inc(removed)
+            self._metrics["vacuumed_files"].inc(removed)
             self._report(f"{removed} unused files removed")
 
     def _report(self, event: str) -> None:
