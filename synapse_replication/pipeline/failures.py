@@ -13,10 +13,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Final
 
 import click
 
+from synapse_replication.data_files import read_table
 from synapse_replication.errors import PipelineError
 
 # "synapse_replication.errors.PipelineError: text", up to the end of the line, without
@@ -49,31 +51,8 @@ _ANSWER: Final = re.compile(r"<Code>(\w+)</Code>\s*<Message>([^<]*)</Message>")
 #: The number of the last errors of a chain that are shown.
 _SHOWN: Final = 3
 
-#: Texts of errors, and what to do about them.
-_HINTS: Final = (
-    ("NoSuchBucket|NO_SUCH_BUCKET", "create the bucket, or correct --archive"),
-    (
-        "InvalidAccessKeyId|SignatureDoesNotMatch|INVALID_ACCESS_KEY_ID|"
-        "SIGNATURE_DOES_NOT_MATCH|ExpiredToken",
-        "check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
-    ),
-    ("AccessDenied|ACCESS_DENIED", "check the rights of these credentials"),
-    (
-        r"169\.254\.169\.254|ACCESS_DENIED.*anonymous|CredentialsNotLoaded",
-        "there are no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
-    ),
-    (
-        "PermanentRedirect|AuthorizationHeaderMalformed|[Mm]issing region",
-        "set AWS_REGION to the region of the bucket",
-    ),
-    (
-        "NETWORK_CONNECTION|error sending request|dns error",
-        "check AWS_ENDPOINT_URL, or Amazon's default, and the network",
-    ),
-    ("[Pp]ermission denied", "check the rights of this user"),
-    ("[Rr]ead-only file system|[Cc]annot create", "choose another location"),
-    ("[Nn]o space left|[Dd]isk quota", "free some space, and run the job again"),
-)
+#: Regular expressions for the texts of errors, and what to do about them.
+_HINTS: Final = read_table(Path(__file__).with_name("hints.csv"))
 
 
 def shorten(error: BaseException) -> str:
@@ -131,5 +110,6 @@ def reason_of(error: Exception | str) -> str:
     cause = "".join(each if each.isprintable() else "?" for each in cause)
     if len(cause) > _LONGEST:
         cause = "..." + cause[-_LONGEST:]
-    hint = next((hint for found, hint in _HINTS if re.search(found, text)), None)
+    hints = (row["Hint"] for row in _HINTS if re.search(row["Error"], text))
+    hint = next(hints, None)
     return cause if hint is None else f"{cause}; {hint}"
