@@ -45,14 +45,21 @@ MAX_ROUNDS = 3
 
 
 class ProblemKind(enum.Enum):
-    """The kinds of inconsistency that :func:`examine` reports."""
+    """The kinds of inconsistency that :func:`examine` reports.
 
-    TABLE_MISSING = "table stream_positions does not exist"
-    INDEX_MISSING = "stream_positions may contain a writer twice"
-    WRONG_SIGN = "a position has the wrong sign"
-    UNKNOWN_WRITER = "a position belongs to an instance that is not a writer"
-    SEQUENCE_BEHIND = "a sequence is behind a table"
-    POSITION_AHEAD = "a position is ahead of its sequence"
+    The values are the kinds of the findings of the pipeline's audit.
+    """
+
+    TABLE_MISSING = "positions_missing"
+    #: ``stream_positions`` may contain a writer twice.
+    INDEX_MISSING = "positions_not_unique"
+    WRONG_SIGN = "position_wrong_sign"
+    #: A position belongs to an instance that is not a writer.
+    UNKNOWN_WRITER = "unknown_writer"
+    #: A sequence is behind a table.
+    SEQUENCE_BEHIND = "sequence_behind"
+    #: A position is ahead of its sequence.
+    POSITION_AHEAD = "position_ahead"
 
 
 @attrs.frozen

@@ -6,8 +6,7 @@ The Spark driver reads them in one read-only transaction.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from types import MappingProxyType
-from typing import Any, Final
+from typing import Any
 
 import attrs
 
@@ -15,18 +14,7 @@ from synapse_replication.pipeline.audit.findings import AuditFinding, Kind, to_j
 from synapse_replication.pipeline.settings import PipelineSettings
 from synapse_replication.pipeline.source.connections import reading
 from synapse_replication.pipeline.states import Stream, read_states, streams_of
-from synapse_replication.storage.consistency import Problem, ProblemKind, StreamState
-
-_KINDS: Final[Mapping[ProblemKind, Kind]] = MappingProxyType(
-    {
-        ProblemKind.TABLE_MISSING: Kind.POSITIONS_MISSING,
-        ProblemKind.INDEX_MISSING: Kind.POSITIONS_NOT_UNIQUE,
-        ProblemKind.WRONG_SIGN: Kind.POSITION_WRONG_SIGN,
-        ProblemKind.UNKNOWN_WRITER: Kind.UNKNOWN_WRITER,
-        ProblemKind.SEQUENCE_BEHIND: Kind.SEQUENCE_BEHIND,
-        ProblemKind.POSITION_AHEAD: Kind.POSITION_AHEAD,
-    }
-)
+from synapse_replication.storage.consistency import Problem, StreamState
 
 
 @attrs.frozen(kw_only=True)
@@ -118,7 +106,7 @@ def _reach(state: StreamState) -> int:
 
 
 def _finding(problem: Problem, state: StreamState | None) -> AuditFinding:
-    kind = _KINDS[problem.kind]
+    kind = Kind(problem.kind.value)
     first: int | None = None
     last: int | None = None
     evidence: dict[str, Any] = {"hint": list(problem.hint)}
