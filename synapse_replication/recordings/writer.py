@@ -18,6 +18,7 @@ import gzip
 import os
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, BinaryIO, Final
 
@@ -192,23 +193,16 @@ class RecordingFiles:
         return _Open(path, raw, file, self._now())
 
 
-class _explaining_os_errors:  # noqa: N801 -- used like a function
-    """Context manager that converts an ``OSError`` to a :exc:`RecordingWriteError`."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def __enter__(self) -> None:
-        """Do nothing."""
-
-    def __exit__(
-        self, kind: object, error: BaseException | None, trace: object
-    ) -> None:
-        if isinstance(error, OSError):
-            raise RecordingWriteError(
-                f"cannot record into {self._folder}: {error.strerror}; correct this "
-                "and restart; earlier recordings remain"
-            ) from error
+@contextmanager
+def _explaining_os_errors(folder: Path) -> Iterator[None]:
+    """Convert an ``OSError`` to a :exc:`RecordingWriteError` within the context."""
+    try:
+        yield
+    except OSError as error:
+        raise RecordingWriteError(
+            f"cannot record into {folder}: {error.strerror}; correct this and restart; "
+            "earlier recordings remain"
+        ) from error
 
 
 def _complete_partial(partial: Path) -> None:

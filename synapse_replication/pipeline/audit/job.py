@@ -144,7 +144,8 @@ def audited(
     :raises PipelineError: if the database, a recording or the archive cannot be read.
     """
     with open_workspace() as workspace:
-        audit = _Audit(workspace, settings, archive, spark)
+        intact = None if archive is None else archive.verified(spark)
+        audit = _Audit(workspace, settings, intact, spark)
         begin("read recordings and archive")
         findings = audit.read_recordings(recordings)
         begin("compare ids")
@@ -154,20 +155,14 @@ def audited(
     return worst_first(findings)
 
 
+@attrs.define(slots=False)
 class _Audit:
     """An audit in progress; the methods are called in their order."""
 
-    def __init__(
-        self,
-        workspace: duckdb.DuckDBPyConnection,
-        settings: PipelineSettings,
-        archive: Snapshot | None,
-        spark: Spark,
-    ) -> None:
-        self._workspace = workspace
-        self._settings = settings
-        self._archive = archive if archive is None else archive.verified(spark)
-        self._spark = spark
+    _workspace: duckdb.DuckDBPyConnection
+    _settings: PipelineSettings
+    _archive: Snapshot | None
+    _spark: Spark
 
     def read_recordings(
         self, recordings: Sequence[str | os.PathLike[str]]

@@ -40,28 +40,26 @@ class Wanted:
     :ivar streams: the streams; ``None`` for all.
     :ivar writers: the writers; ``None`` for all.
     :ivar low: the lower bound of the tokens, exclusive.
-    :ivar high: the upper bound of the tokens, inclusive; ``None`` for no bound.
+    :ivar high: the upper bound of the tokens, inclusive.
     """
 
     streams: frozenset[str] | None = None
     writers: frozenset[str] | None = None
     low: int = -1
-    high: int | None = None
+    high: int = 2**63 - 1
 
     def only(self, other: Wanted) -> Wanted:
         """Return the rows that both queries can use."""
-        highs = [bound for bound in (self.high, other.high) if bound is not None]
         return Wanted(
             _both(self.streams, other.streams),
             _both(self.writers, other.writers),
             max(self.low, other.low),
-            min(highs, default=None),
+            min(self.high, other.high),
         )
 
     def of(self, part: Part) -> Part:
         """Return the rows of a part that are needed."""
-        low = max(part.low, self.low)
-        high = part.high if self.high is None else min(part.high, self.high)
+        low, high = max(part.low, self.low), min(part.high, self.high)
         return attrs.evolve(part, low=low, high=high, writers=self.writers)
 
 
