@@ -15,13 +15,15 @@ from typing import Any
 import attrs
 from docutils import nodes
 from docutils.statemachine import StringList
-from msgspec import Meta
+from msgspec import NODEFAULT, Meta
+from msgspec.structs import FieldInfo, fields
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 from sphinx.util.nodes import nested_parse_with_titles
 
 from synapse_replication.config import models, own_section
 from synapse_replication.config.models import SharedFile
+from synapse_replication.config.section_types import Section
 from synapse_replication.streams.table import TableStream
 
 #: Names of types for people who write YAML.
@@ -41,7 +43,8 @@ _STREAM_TYPES = {
 
 
 def _sections_in(annotation: Any) -> list[type[Any]]:
-    if attrs.has(annotation):
+    is_class = isinstance(annotation, type) and not typing.get_args(annotation)
+    if is_class and issubclass(annotation, Section):
         return [annotation]
     parts = typing.get_args(annotation)
     return [section for part in parts for section in _sections_in(part)]
@@ -67,21 +70,25 @@ def _type_name(annotation: Any, path: str) -> str:
 
 
 def _bounds(metadata: Any) -> str:
-    """Return the range of a number in words."""
+    """Return the range of a number, or that a text is a secret, in words."""
     (limits,) = metadata
-    if not isinstance(limits, Meta) or limits.ge is None:
+    if not isinstance(limits, Meta):
+        return ""
+    if limits.extra:
+        return ", never logged"
+    if limits.ge is None:
         return ""
     if limits.le is not None:
         return f", {limits.ge} to {limits.le}"
     return f", at least {limits.ge}"
 
 
-def _default(field: attrs.Attribute[Any]) -> str:
-    if field.default is attrs.NOTHING:
+def _default(field: FieldInfo) -> str:
+    if field.required:
         return "required"
-    if isinstance(field.default, (types.NoneType, attrs.Factory)):
+    if isinstance(field.default, (types.NoneType, Section)):
         return "--"
-    if attrs.has(type(field.default)):
+    if field.default is NODEFAULT:
         return "--"
     if isinstance(field.default, bool):
         return f"``{str(field.default).lower()}``"
@@ -142,12 +149,11 @@ def _section(
     :param shown: the paths of the sections that already have a list.
     """
     rows, within = [], []
-    hints = typing.get_type_hints(section, include_extras=True)
     meanings = _meanings(section)
-    for field in attrs.fields(section):
+    for field in fields(section):
         name = field.name
-        inner = _inner_path(path, name, hints[name])
-        for part in _sections_in(hints[name]):
+        inner = _inner_path(path, name, field.type)
+        for part in _sections_in(field.type):
             if part not in shown:
                 shown[part] = inner
                 within.append((part, inner))
@@ -155,10 +161,8 @@ def _section(
         kind = (
             f"list of names, or of :ref:`declarations <{_label(inner)}>`"
             if section is not SharedFile and name == "streams"
-            else _type_name(hints[name], inner)
+            else _type_name(field.type, inner)
         )
-        if not field.repr and kind.endswith("text"):
-            kind += ", never logged"
         rows.append((f"``{name}``", kind, _default(field), meanings[name]))
         if section is not SharedFile and name == "streams":
             within.append((TableStream, inner))

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
+from msgspec.structs import replace
 
 from synapse_replication.config.models import SharedFile
 from synapse_replication.config.validation import INVALID, read_value
@@ -101,7 +102,7 @@ def read_shared(paths: Sequence[str]) -> tuple[MergedFiles, SharedFile]:
         shared = read_value(SharedFile, values, (), attrs.evolve(merged, problems=[]))
     if any(_invalidates_streams(problem.key) for problem in merged.problems):
         # Which keys of stream_writers are valid depends on the declared streams.
-        shared = attrs.evolve(shared, stream_writers={})
+        shared = replace(shared, stream_writers={})
     return merged, shared
 
 

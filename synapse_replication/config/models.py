@@ -16,13 +16,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-import attrs
-from msgspec import Meta
+from msgspec import Meta, field
 
 from synapse_replication.config.own_section import OwnSection
 from synapse_replication.config.section_types import (
     InvalidValueError,
     Port,
+    Secret,
+    Section,
     StrictSection,
     not_empty,
 )
@@ -34,8 +35,7 @@ OUR_RESOURCES = ("health", "metrics", "replication")
 LISTENER_TYPES = ("http", "metrics", "replication", "manhole")
 
 
-@attrs.frozen(kw_only=True)
-class DatabaseSection:
+class DatabaseSection(Section, frozen=True):
     """The homeserver's database.
 
     :ivar name: driver. Streams in a database can be replicated only if the database is
@@ -46,11 +46,10 @@ class DatabaseSection:
     """
 
     name: str = "psycopg2"
-    args: dict[str, Any] = attrs.field(factory=dict, repr=False)
+    args: dict[str, Any] = field(default_factory=dict)
 
 
-@attrs.frozen(kw_only=True)
-class SentinelSection(StrictSection):
+class SentinelSection(StrictSection, frozen=True):
     """Sentinels that know the host and port of the Redis master.
 
     :ivar master: name by which the Sentinels know the master.
@@ -63,12 +62,11 @@ class SentinelSection(StrictSection):
     master: Annotated[str, Meta(pattern=r"^\S+\Z")]
     sentinels: Annotated[list[str], not_empty]
     username: str | None = None
-    password: str | None = attrs.field(default=None, repr=False)
+    password: Secret | None = None
     password_path: str | None = None
 
 
-@attrs.frozen(kw_only=True)
-class RedisSection:
+class RedisSection(Section, frozen=True):
     """The Redis server over which instances replicate.
 
     :ivar enabled: whether to replicate over Redis instead of direct TCP.
@@ -94,7 +92,7 @@ class RedisSection:
     port: Port = 6379
     path: str | None = None
     username: str | None = None
-    password: str | None = attrs.field(default=None, repr=False)
+    password: Secret | None = None
     password_path: str | None = None
     dbid: Annotated[int, Meta(ge=0)] | None = None
     use_tls: bool = False
@@ -104,7 +102,7 @@ class RedisSection:
     ca_path: str | None = None
     sentinel: SentinelSection | None = None
 
-    def __attrs_post_init__(self) -> None:
+    def __post_init__(self) -> None:
         if (self.certificate_file is None) != (self.private_key_file is None):
             raise InvalidValueError(
                 "a client certificate needs its private key",
@@ -112,8 +110,7 @@ class RedisSection:
             )
 
 
-@attrs.frozen(kw_only=True)
-class InstanceSection:
+class InstanceSection(Section, frozen=True):
     """The address at which an instance serves HTTP replication.
 
     :ivar host: host of the instance.
@@ -127,7 +124,7 @@ class InstanceSection:
     tls: bool = False
     path: str | None = None
 
-    def __attrs_post_init__(self) -> None:
+    def __post_init__(self) -> None:
         if self.path is None and (self.host is None or self.port is None):
             raise InvalidValueError(
                 "the address of the process is missing",
@@ -140,8 +137,7 @@ class InstanceSection:
             )
 
 
-@attrs.frozen(kw_only=True)
-class ResourceSection:
+class ResourceSection(Section, frozen=True):
     """One entry of ``resources``.
 
     :ivar names: ``replication``, ``health``, ``metrics``; other resources of Synapse
@@ -150,7 +146,7 @@ class ResourceSection:
 
     names: list[str]
 
-    def __attrs_post_init__(self) -> None:
+    def __post_init__(self) -> None:
         for name in self.names:
             meant = did_you_mean(name, OUR_RESOURCES)
             if name not in OUR_RESOURCES and meant is not None:
@@ -159,8 +155,7 @@ class ResourceSection:
                 )
 
 
-@attrs.frozen(kw_only=True)
-class ListenerSection:
+class ListenerSection(Section, frozen=True):
     """One listener of a process.
 
     :ivar type: ``http``, ``metrics`` (an HTTP listener that serves only metrics and the
@@ -179,9 +174,9 @@ class ListenerSection:
     bind_addresses: list[str] | None = None
     bind_address: str | None = None
     tls: bool = False
-    resources: list[ResourceSection] = attrs.field(factory=list)
+    resources: list[ResourceSection] = field(default_factory=list)
 
-    def __attrs_post_init__(self) -> None:
+    def __post_init__(self) -> None:
         if self.type not in LISTENER_TYPES:
             raise InvalidValueError(
                 f"{self.type!r} is not a type of listener",
@@ -213,8 +208,7 @@ class ListenerSection:
 _MAX_TORTURE_MS = 60_000
 
 
-@attrs.frozen(kw_only=True)
-class SharedFile:
+class SharedFile(Section, frozen=True):
     """All keys that this package reads, merged from all files.
 
     :ivar server_name: name of the homeserver; also the name of the main Redis channel.
@@ -250,21 +244,21 @@ class SharedFile:
     server_name: Annotated[str, Meta(pattern=r"^[^\s/]+\Z")]
     database: DatabaseSection | None = None
     redis: RedisSection = RedisSection()
-    stream_writers: dict[str, list[str]] = attrs.field(factory=dict)
-    instance_map: dict[str, InstanceSection] = attrs.field(factory=dict)
-    listeners: list[ListenerSection] = attrs.field(factory=list)
+    stream_writers: dict[str, list[str]] = field(default_factory=dict)
+    instance_map: dict[str, InstanceSection] = field(default_factory=dict)
+    listeners: list[ListenerSection] = field(default_factory=list)
     worker_name: Annotated[str, Meta(pattern=r"^\S+\Z")] | None = None
     worker_app: str | None = None
-    worker_listeners: list[ListenerSection] = attrs.field(factory=list)
+    worker_listeners: list[ListenerSection] = field(default_factory=list)
     worker_replication_host: str | None = None
     worker_replication_port: Port | None = None
-    worker_replication_secret: str | None = attrs.field(default=None, repr=False)
+    worker_replication_secret: Secret | None = None
     worker_replication_secret_path: str | None = None
     tls_certificate_path: str | None = None
     tls_private_key_path: str | None = None
     run_background_tasks_on: str | None = None
-    federation_sender_instances: list[str] = attrs.field(factory=list)
+    federation_sender_instances: list[str] = field(default_factory=list)
     replication_torture_level: Annotated[int, Meta(ge=0, le=_MAX_TORTURE_MS)] | None = (
         None
     )
-    synapse_replication: OwnSection = attrs.field(factory=OwnSection)
+    synapse_replication: OwnSection = field(default_factory=OwnSection)

@@ -7,9 +7,14 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 import attrs
 from hyperlink import URL
-from msgspec import Meta
+from msgspec import Meta, field
+from msgspec.structs import force_setattr
 
-from synapse_replication.config.section_types import InvalidValueError, StrictSection
+from synapse_replication.config.section_types import (
+    InvalidValueError,
+    Secret,
+    StrictSection,
+)
 from synapse_replication.config.yaml_files import hint_for
 from synapse_replication.errors import StreamConfigurationError
 from synapse_replication.streams.backlog import BacklogOptions
@@ -19,8 +24,7 @@ from synapse_replication.streams.writer_positions import PLAUSIBLE_DISTANCE
 from synapse_replication.wire.pending_lines import PendingLimit
 
 
-@attrs.frozen(kw_only=True)
-class FactorySection(StrictSection):
+class FactorySection(StrictSection, frozen=True):
     """A function that you provide.
 
     :ivar module: dotted name of the function, for instance ``shop.sinks.make_sink``.
@@ -28,11 +32,10 @@ class FactorySection(StrictSection):
     """
 
     module: Annotated[str, Meta(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)+\Z")]
-    config: dict[str, Any] = attrs.field(factory=dict, repr=False)
+    config: dict[str, Any] = field(default_factory=dict)
 
 
-@attrs.frozen(kw_only=True)
-class DirectTcpSection(StrictSection):
+class DirectTcpSection(StrictSection, frozen=True):
     """Direct TCP endpoints in Twisted's syntax, for instance for TLS.
 
     :ivar connect: endpoints to connect to, one for each instance whose rows are read;
@@ -47,16 +50,15 @@ class DirectTcpSection(StrictSection):
         that are open at a time.
     """
 
-    connect: list[str] = attrs.field(factory=list)
-    listen: list[str] = attrs.field(factory=list)
+    connect: list[str] = field(default_factory=list)
+    listen: list[str] = field(default_factory=list)
     max_pending_commands: Annotated[int, Meta(ge=100)] = PendingLimit().lines
     # At least four lines of the maximum length.
     max_pending_bytes: Annotated[int, Meta(ge=64 * 1024)] = PendingLimit().bytes
     max_connections: Annotated[int, Meta(ge=10)] = 500
 
 
-@attrs.frozen(kw_only=True)
-class HttpSection(StrictSection):
+class HttpSection(StrictSection, frozen=True):
     """Limits of the HTTP listeners.
 
     :ivar allowed_hosts: host names by which clients reach the listeners, in addition to
@@ -65,12 +67,11 @@ class HttpSection(StrictSection):
     :ivar max_connections: the most connections of one listener that are open at a time.
     """
 
-    allowed_hosts: list[str] = attrs.field(factory=list)
+    allowed_hosts: list[str] = field(default_factory=list)
     max_connections: Annotated[int, Meta(ge=10)] = 500
 
 
-@attrs.frozen(kw_only=True)
-class ReceivingSection(StrictSection):
+class ReceivingSection(StrictSection, frozen=True):
     """Limits of the data and positions that are accepted from peers.
 
     :ivar plausible_distance: the most ids by which a position may exceed the last known
@@ -97,8 +98,7 @@ class ReceivingSection(StrictSection):
     max_batch_rows: Annotated[int, Meta(ge=100)] = 10_000
 
 
-@attrs.frozen(kw_only=True)
-class TlsSection(StrictSection):
+class TlsSection(StrictSection, frozen=True):
     """TLS between instances.
 
     :ivar ca_file: PEM file, or folder, of the authorities that verify the instances to
@@ -117,7 +117,7 @@ class TlsSection(StrictSection):
     private_key_file: str | None = None
     client_ca_file: str | None = None
 
-    def __attrs_post_init__(self) -> None:
+    def __post_init__(self) -> None:
         if (self.certificate_file is None) != (self.private_key_file is None):
             raise InvalidValueError(
                 "a certificate and its private key must be configured together",
@@ -125,8 +125,7 @@ class TlsSection(StrictSection):
             )
 
 
-@attrs.frozen(kw_only=True)
-class ExtensionSection(StrictSection):
+class ExtensionSection(StrictSection, frozen=True):
     """The optional protocol between instances of this package.
 
     :ivar enabled: whether to use the extension. Instances without it are not affected.
@@ -159,8 +158,7 @@ def _traces_url(endpoint: str) -> str:
     return url.to_text()
 
 
-@attrs.frozen(kw_only=True)
-class TracingSection(StrictSection):
+class TracingSection(StrictSection, frozen=True):
     """A collector to which spans are sent, by OTLP over HTTP.
 
     :ivar endpoint: URL of the collector; ``/v1/traces`` is added to a URL without a
@@ -171,10 +169,13 @@ class TracingSection(StrictSection):
     :ivar service_name: ``service.name`` of the spans.
     """
 
-    endpoint: Annotated[str, _traces_url] = attrs.field(converter=_traces_url)
-    headers: dict[str, str] = attrs.field(factory=dict, repr=False)
+    endpoint: Annotated[str, _traces_url]
+    headers: dict[str, Secret] = field(default_factory=dict)
     sample_ratio: Annotated[float, Meta(ge=0, le=1)] = 1.0
     service_name: Annotated[str, Meta(min_length=1)] = "synapse_replication"
+
+    def __post_init__(self) -> None:
+        force_setattr(self, "endpoint", _traces_url(self.endpoint))
 
 
 def _to_stream(value: Any) -> Any:
@@ -229,8 +230,7 @@ def _to_stream(value: Any) -> Any:
 StreamEntry: TypeAlias = Annotated[Any, _to_stream]
 
 
-@attrs.frozen(kw_only=True)
-class OwnSection(StrictSection):
+class OwnSection(StrictSection, frozen=True):
     """Settings of this package for which Synapse has no key.
 
     :ivar streams: the streams that are replicated: names of standard streams, and
@@ -263,7 +263,7 @@ class OwnSection(StrictSection):
     writer_lock: bool = True
     fill_sink: bool = False
     command_sink: FactorySection | None = None
-    modules: list[FactorySection] = attrs.field(factory=list)
+    modules: list[FactorySection] = field(default_factory=list)
     direct_tcp: DirectTcpSection = DirectTcpSection()
     http: HttpSection = HttpSection()
     receiving: ReceivingSection = ReceivingSection()

@@ -116,7 +116,7 @@ class ProcessConfig(ReplicationOptions):
         """Return the dotted key that sets an option."""
         if option == "listeners" and not self.is_main:
             return "worker_listeners"
-        if option in attrs.fields_dict(OwnSection):
+        if option in OwnSection.__struct_fields__:
             return f"{OWN_SECTION}.{option}"
         return _KEYS.get(option, option)
 

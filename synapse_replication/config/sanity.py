@@ -13,8 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import attrs
-
 from synapse_replication.config.listener_safety import interface_of, split_description
 from synapse_replication.config.models import (
     DatabaseSection,
@@ -23,6 +21,7 @@ from synapse_replication.config.models import (
     RedisSection,
     SharedFile,
 )
+from synapse_replication.config.section_types import Section
 from synapse_replication.config.yaml_files import (
     OWN_SECTION,
     KeyPath,
@@ -66,7 +65,7 @@ def mistyped_keys(values: Mapping[str, Any]) -> Iterator[Finding]:
     Synapse, or a later version of it, may use them. Some keys that Synapse is known to
     use are ignored even if they resemble a known key.
     """
-    sections: list[tuple[KeyPath, Any, type[attrs.AttrsInstance]]] = [
+    sections: list[tuple[KeyPath, Any, type[Section]]] = [
         ((), values, SharedFile),
         (("redis",), values.get("redis"), RedisSection),
         (("database",), values.get("database"), DatabaseSection),
@@ -88,7 +87,7 @@ def mistyped_keys(values: Mapping[str, Any]) -> Iterator[Finding]:
         if not isinstance(section, Mapping):
             continue
         likeness = 0.7 if path else _TOP_LEVEL_LIKENESS
-        known = set(attrs.fields_dict(model))
+        known = set(model.__struct_fields__)
         for key in section:
             candidates = known - set(section) if path else known
             meant = did_you_mean(str(key), candidates, likeness)

@@ -1,21 +1,28 @@
-"""Base class and types that the sections of the configuration share.
+"""Base classes and types that the sections of the configuration share.
 
-A section is an attrs class. :func:`~synapse_replication.config.validation.read_value`
-creates it from a mapping, and reports everything in the mapping that its annotations do
-not allow. The descriptions of its fields are those of the manual. A field without a
-representation (``repr=False``) may contain a secret.
+:func:`~synapse_replication.config.validation.read_value` creates a section from a
+mapping, and reports everything in the mapping that the annotations of its fields do not
+allow. The descriptions of its fields are those of the manual.
 """
 
 from __future__ import annotations
 
 from typing import Annotated, TypeAlias
 
-import attrs
-from msgspec import Meta
+from msgspec import Meta, Struct
+from typing_extensions import override
 
 
-@attrs.frozen
-class StrictSection:
+class Section(Struct, frozen=True):
+    """A section that Synapse defines: unknown keys are ignored."""
+
+    @override
+    def __repr__(self) -> str:
+        # Without the values: some are secrets.
+        return f"{type(self).__name__}(...)"
+
+
+class StrictSection(Section, frozen=True, forbid_unknown_fields=True):
     """A section of this package: an unknown key is an error."""
 
 
@@ -34,6 +41,8 @@ class InvalidValueError(ValueError):
 
 Port: TypeAlias = Annotated[int, Meta(ge=1, le=65535)]
 """A port number."""
+Secret: TypeAlias = Annotated[str, Meta(extra={"is_secret": True})]
+"""A text that is never logged."""
 
 
 def not_empty(values: list[str]) -> list[str]:

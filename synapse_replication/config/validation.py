@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType, NoneType
-from typing import Annotated, Any, Final, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Final, get_args, get_origin
 
-import attrs
 import msgspec
 
 from synapse_replication.config.models import LISTENER_TYPES
-from synapse_replication.config.section_types import InvalidValueError, StrictSection
+from synapse_replication.config.section_types import InvalidValueError, Section
 from synapse_replication.config.yaml_files import KeyPath, MergedFiles, hint_for
 
 #: The value of whatever is invalid; its problems have been reported.
@@ -60,7 +59,8 @@ def read_value(kind: Any, value: Any, path: KeyPath, merged: MergedFiles) -> Any
         return None if value is None else read_value(kind, value, path, merged)
     if origin is Annotated and callable(inner[1]):
         return _read_checked(inner[0], inner[1], value, path, merged)
-    container = dict if attrs.has(kind) else origin
+    is_section = isinstance(kind, type) and origin is None and issubclass(kind, Section)
+    container = dict if is_section else origin
     if container not in (list, dict):
         return _read_scalar(kind, value, path, merged)
     if value is None:
@@ -71,7 +71,7 @@ def read_value(kind: Any, value: Any, path: KeyPath, merged: MergedFiles) -> Any
         name = "list" if container is list else "mapping"
         merged.report(path, f"is not a {name}", _HINTS[container])
         return INVALID
-    if attrs.has(kind):
+    if is_section:
         return _read_section(kind, value, path, merged)
     if container is dict:
         return _read_mapping(inner[1], value, path, merged)
@@ -130,30 +130,31 @@ def _read_mapping(
 
 
 def _read_section(
-    section: type[Any], values: Mapping[Any, Any], path: KeyPath, merged: MergedFiles
+    section: type[Section],
+    values: Mapping[Any, Any],
+    path: KeyPath,
+    merged: MergedFiles,
 ) -> Any:
     before = len(merged.problems)
     found = {}
-    kinds = get_type_hints(section, include_extras=True)
-    for field in attrs.fields(section):
+    fields = msgspec.structs.fields(section)
+    for field in fields:
         inner = (*path, field.name)
         if field.name in values:
-            read = read_value(kinds[field.name], values[field.name], inner, merged)
+            read = read_value(field.type, values[field.name], inner, merged)
             if read is not INVALID:
                 found[field.name] = read
-        elif field.default is attrs.NOTHING:
+        elif field.required:
             hint = _HINTS_OF_KEYS.get(field.name, "add it")
             merged.report(inner, "is missing", hint)
     is_complete = len(merged.problems) == before
-    if issubclass(section, StrictSection):
+    if section.__struct_config__.forbid_unknown_fields:
+        known = sorted(section.__struct_fields__)
         for key in values:
-            if key not in kinds:
-                hint = hint_for(str(key), sorted(kinds))
+            if key not in known:
+                hint = hint_for(str(key), known)
                 merged.report((*path, str(key)), "there is no such key", hint)
-    required = {
-        field.name for field in attrs.fields(section) if field.default is attrs.NOTHING
-    }
-    if not required <= found.keys():
+    if any(field.required and field.name not in found for field in fields):
         return INVALID
     try:
         return section(**found)

@@ -6,7 +6,6 @@ import typing
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
-import attrs
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.config.models import (
@@ -14,18 +13,20 @@ from synapse_replication.config.models import (
     RedisSection,
     SharedFile,
 )
+from synapse_replication.config.section_types import Section
 from synapse_replication.config.validation import read_value
 from synapse_replication.config.yaml_files import MergedFiles
 
 T = TypeVar("T")
 
 
-def sections_of(section: type[attrs.AttrsInstance]) -> Iterator[type[Any]]:
+def sections_of(section: type[Section]) -> Iterator[type[Section]]:
     """Yield this section and all nested sections."""
     yield section
     for kind in typing.get_type_hints(section).values():
         for part in parts_of(kind):
-            if attrs.has(part):
+            is_class = isinstance(part, type) and typing.get_origin(part) is None
+            if is_class and issubclass(part, Section):
                 yield from sections_of(part)
 
 
@@ -49,7 +50,7 @@ class DescriptionsTests(SynchronousTestCase):
         sections = list(sections_of(SharedFile))
         self.assertGreater(len(sections), 12)
         for section in sections:
-            for name in attrs.fields_dict(section):
+            for name in section.__struct_fields__:
                 self.assertIn(f"    :ivar {name}: ", section.__doc__ or "")
 
 

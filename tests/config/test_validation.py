@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-import attrs
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.config.models import SharedFile
+from synapse_replication.config.section_types import Section
 from synapse_replication.config.validation import read_value
 from synapse_replication.config.yaml_files import MergedFiles
 
 
 class HintsTests(SynchronousTestCase):
-    def problems_of(self, section: type[attrs.AttrsInstance], value: Any) -> list[str]:
+    def problems_of(self, section: type[Section], value: Any) -> list[str]:
         merged = MergedFiles(["f.yaml"], {}, {})
         read_value(section, value, (), merged)
         return [f"{problem.key}: {problem.hint}" for problem in merged.problems]
