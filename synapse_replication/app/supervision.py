@@ -17,8 +17,7 @@ import attrs
 from twisted.internet.defer import Deferred, maybeDeferred
 from twisted.logger import Logger
 
-from synapse_replication.app.systemd import NotifySocket, SystemdNotifier
-from synapse_replication.clock import ReactorClock
+from synapse_replication.app.systemd import SystemdNotifier
 from synapse_replication.config.process import ProcessConfig
 from synapse_replication.errors import ConfigError
 
@@ -51,9 +50,7 @@ class SupervisedProcess:
     :param config: the configuration of the process.
     :param read_config: reads the configuration from its files.
     :param set_log_level: sets the log level, by its name.
-    :param notify: systemd's socket; ``None`` if there is none.
-    :param feed_every: the interval at which to feed systemd's watchdog, in s; ``None``
-        for never.
+    :param systemd: reports to systemd; ``None`` if it did not start this process.
     :ivar started: fires when the process is up; fails if it cannot start.
     """
 
@@ -61,43 +58,33 @@ class SupervisedProcess:
 
     _process: Replication
     _config: ProcessConfig
-    _reactor: Any
     _read_config: Callable[[], ProcessConfig]
     _set_log_level: Callable[[str], None]
-    _notify: NotifySocket | None = None
-    _feed_every: float | None = None
+    _systemd: SystemdNotifier | None = None
     started: Deferred[None] = attrs.field(init=False)
-    _systemd: SystemdNotifier = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self.started = self._process.started
-        self._systemd = SystemdNotifier(
-            self._notify.send if self._notify is not None else _send_nothing,
-            ReactorClock(self._reactor),
-            self._process.snapshot,
-            self._feed_every,
-        )
 
     def startService(self) -> None:
         """Start the process, and the notifications."""
-        if self._notify is not None:
-            self._systemd.start()
-            self.started.addCallback(lambda _: self._systemd.up())
+        if (systemd := self._systemd) is not None:
+            systemd.start()
+            self.started.addCallback(lambda _: systemd.up())
         self._process.startService()
 
     def stopService(self) -> Deferred[Any]:
         """Stop the process; the Deferred fires when it has stopped."""
-        if self._notify is not None:
+        if self._systemd is not None:
             self._systemd.stopping()
-            self._notify.close()
         return maybeDeferred(self._process.stopService)
 
     def reload(self) -> None:
         """Reload the configuration, and apply the settings that can change."""
-        if self._notify is not None:
+        if self._systemd is not None:
             self._systemd.reloading()
         note = self._apply_new_config()
-        if self._notify is not None:
+        if self._systemd is not None:
             self._systemd.reloaded(note)
 
     def _apply_new_config(self) -> str:
@@ -141,7 +128,3 @@ class SupervisedProcess:
             keys=keys,
         )
         return f"restart to use the new {keys}"
-
-
-def _send_nothing(*assignments: str) -> bool:
-    return True

@@ -43,17 +43,17 @@ class NotifySocket:
     """A socket to systemd. Each kind of failure is logged at most once a minute.
 
     :param address: a path, or ``@`` followed by the name of an abstract socket.
-    :param monotonic: returns a monotonic time in s.
+    :ivar feed_every: the interval at which to feed the watchdog, in s; ``None`` for
+        never.
     """
 
     log = Logger()
 
-    def __init__(
-        self, address: str, monotonic: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, address: str, feed_every: float | None = None) -> None:
+        self.feed_every = feed_every
         self._shown = address
         self._address = "\0" + address[1:] if address.startswith("@") else address
-        self._limit = RateLimit(monotonic)
+        self._limit = RateLimit(time.monotonic)
         self._socket = socket.socket(
             socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC
         )
@@ -83,12 +83,14 @@ class NotifySocket:
         self._socket.close()
 
 
-def open_notify_socket(environ: Mapping[str, str]) -> NotifySocket | None:
+def open_notify_socket(environ: Mapping[str, str], pid: int) -> NotifySocket | None:
     """Open the socket that ``NOTIFY_SOCKET`` names.
 
     :return: ``None`` if the variable is not set.
-    :raises SupervisorError: if the kind of address is not supported.
+    :raises SupervisorError: if the kind of address is not supported, or see
+        :func:`watchdog_interval`.
     """
+    feed_every = watchdog_interval(environ, pid)
     address = environ.get("NOTIFY_SOCKET", "")
     if not address:
         return None
@@ -97,7 +99,7 @@ def open_notify_socket(environ: Mapping[str, str]) -> NotifySocket | None:
             f"NOTIFY_SOCKET is {address!r}, which is neither a path nor the name of an "
             "abstract socket; unset it, or let systemd set it"
         )
-    return NotifySocket(address)
+    return NotifySocket(address, feed_every)
 
 
 def watchdog_interval(environ: Mapping[str, str], pid: int) -> float | None:
@@ -124,20 +126,17 @@ class SystemdNotifier:
 
     Call its methods in the reactor's thread.
 
-    :param send: sends one message, and returns whether it was sent.
+    :param notify: systemd's socket, which :meth:`stopping` closes.
     :param clock: schedules the checks.
     :param snapshot: returns the current status.
-    :param feed_every: the interval at which to feed the watchdog, in s; ``None`` for
-        never.
     :param monotonic_usec: returns the time of systemd's monotonic clock, in us.
     :param reports_lifecycle: whether to report that the process is ready, reloads or
         stops, in addition to its status; ``False`` inside a host that reports this.
     """
 
-    _send: Callable[..., bool]
+    _notify: NotifySocket
     _clock: Clock
     _snapshot: Callable[[], ProcessStatus]
-    _feed_every: float | None = None
     _monotonic_usec: Callable[[], int] = lambda: time.monotonic_ns() // 1000
     _reports_lifecycle: bool = attrs.field(default=True, kw_only=True)
     _is_up: bool = attrs.field(default=False, init=False)
@@ -156,8 +155,7 @@ class SystemdNotifier:
     def start(self) -> None:
         """Start to report the status, and to feed the watchdog."""
         self._check_status()
-        if self._feed_every is not None:
-            self._feed()
+        self._feed()
 
     def up(self) -> None:
         """Record that the process has started, although it may not have caught up."""
@@ -167,7 +165,7 @@ class SystemdNotifier:
     def reloading(self) -> None:
         """Report that the configuration is being reloaded, if the process is ready."""
         if self._is_ready:
-            self._is_reloading = self._send(
+            self._is_reloading = self._notify.send(
                 "RELOADING=1", f"MONOTONIC_USEC={self._monotonic_usec()}"
             )
 
@@ -180,16 +178,17 @@ class SystemdNotifier:
         self._check_status()
 
     def stopping(self) -> None:
-        """Report that the process stops, and stop all further reports."""
+        """Report that the process stops, end all reports, and close the socket."""
         self._checking.stop()
         self._feeding.stop()
         lifecycle = ["STOPPING=1"] if self._reports_lifecycle else []
-        self._send(*lifecycle, "STATUS=stopping")
+        self._notify.send(*lifecycle, "STATUS=stopping")
+        self._notify.close()
 
     def _feed(self) -> None:
-        if self._feed_every is not None:
-            self._feeding.start(self._feed_every, self._feed)
-            self._send("WATCHDOG=1")
+        if self._notify.feed_every is not None:
+            self._feeding.start(self._notify.feed_every, self._feed)
+            self._notify.send("WATCHDOG=1")
 
     def _check_status(self) -> None:
         # Reschedule first, so that an exception cannot stop the timer.
@@ -205,7 +204,7 @@ class SystemdNotifier:
             changes += self._lifecycle_changes(becomes_ready)
         # Changes that could not be sent are reported again at the next check. A failed
         # extension of the timeout is not: the next one follows within EXTEND_EVERY s.
-        if changes and self._send(*changes):
+        if changes and self._notify.send(*changes):
             self._reported = text
             self._is_ready = self._is_ready or becomes_ready
             self._is_reloading = False

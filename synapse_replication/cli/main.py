@@ -136,10 +136,8 @@ def _run(paths: Sequence[str], purpose: Purpose, log_json: bool) -> NoReturn:
     gc.set_threshold(5000, 100)
     from synapse_replication.app.service_runner import run_service, start_logging
     from synapse_replication.app.supervision import SupervisedProcess
-    from synapse_replication.app.systemd import (
-        open_notify_socket,
-        watchdog_interval,
-    )
+    from synapse_replication.app.systemd import SystemdNotifier, open_notify_socket
+    from synapse_replication.clock import ReactorClock
     from synapse_replication.config.process import load_config
     from synapse_replication.instrumentation.log_file import LogFile
 
@@ -161,8 +159,7 @@ def _run(paths: Sequence[str], purpose: Purpose, log_json: bool) -> NoReturn:
             "synapse_replication[postgres-binary], or your system's psycopg2",
             1,
         )
-    notify = open_notify_socket(os.environ)
-    feed_every = watchdog_interval(os.environ, os.getpid())
+    notify = open_notify_socket(os.environ, os.getpid())
     set_log_level = start_logging(
         LogFile(sys.stderr), config.log_level, as_json=log_json
     )
@@ -170,14 +167,11 @@ def _run(paths: Sequence[str], purpose: Purpose, log_json: bool) -> NoReturn:
     gc.set_threshold(*thresholds)
 
     def make() -> SupervisedProcess:
+        process, systemd = make_process(config, reactor), None
+        if notify is not None:
+            systemd = SystemdNotifier(notify, ReactorClock(reactor), process.snapshot)
         return SupervisedProcess(
-            make_process(config, reactor),
-            config,
-            reactor,
-            lambda: load_config(paths, purpose),
-            set_log_level,
-            notify,
-            feed_every,
+            process, config, lambda: load_config(paths, purpose), set_log_level, systemd
         )
 
     sys.exit(run_service(reactor, make))

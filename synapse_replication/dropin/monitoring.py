@@ -30,7 +30,7 @@ from synapse_replication.instrumentation.status.model import encode_status
 from synapse_replication.instrumentation.status.observer import StatusObserver
 
 if TYPE_CHECKING:
-    from synapse_replication.app.systemd import NotifySocket, SystemdNotifier
+    from synapse_replication.app.systemd import SystemdNotifier
     from synapse_replication.app.tracing_export import SpanExport
 
 #: Streams that are announced only if other instances send to remote servers.
@@ -60,7 +60,6 @@ class Monitoring(ProcessObservers):
             self._logger,
             _export_spans(endpoint, server_name, instance_name) if endpoint else None,
         )
-        self._notify: NotifySocket | None = None
         self._systemd: SystemdNotifier | None = None
 
     def begin(self, handler: ReplicationCommandHandler, host: SynapseHost) -> None:
@@ -95,35 +94,25 @@ class Monitoring(ProcessObservers):
         """
         self.hooks.stopping()
         self.stop()
-        if self._systemd is not None and self._notify is not None:
+        if self._systemd is not None:
             self._systemd.stopping()
-            self._notify.close()
         return None if self._spans is None else self._spans.stop(self._reactor)
 
     def _start_systemd(self) -> None:
         if "NOTIFY_SOCKET" not in os.environ:
             return
-        from synapse_replication.app.systemd import (
-            SystemdNotifier,
-            open_notify_socket,
-            watchdog_interval,
-        )
+        from synapse_replication.app.systemd import SystemdNotifier, open_notify_socket
 
         try:
-            self._notify = open_notify_socket(os.environ)
-            feed_every = watchdog_interval(os.environ, os.getpid())
+            notify = open_notify_socket(os.environ, os.getpid())
         except SupervisorError as error:
             # The host starts nevertheless, as it would without this package.
             self._logger.error("Cannot notify systemd: {error}", error=error)
             return
-        if self._notify is None:
+        if notify is None:
             return
         self._systemd = SystemdNotifier(
-            self._notify.send,
-            self._clock,
-            self.status.snapshot,
-            feed_every,
-            reports_lifecycle=False,
+            notify, self._clock, self.status.snapshot, reports_lifecycle=False
         )
         self._systemd.start()
         self._systemd.up()

@@ -17,7 +17,8 @@ from synapse_replication.app.supervision import (
     SupervisedProcess,
     needs_restart,
 )
-from synapse_replication.app.systemd import NotifySocket
+from synapse_replication.app.systemd import NotifySocket, SystemdNotifier
+from synapse_replication.clock import ReactorClock
 from synapse_replication.config.process import (
     ProcessConfig,
     load_config,
@@ -105,10 +106,9 @@ class SupervisedProcessTests(FilesMixin):
         self.supervised = SupervisedProcess(
             cast(Any, self.process),
             config,
-            Clock(),
             self.read_config,
             self.levels.append,
-            self.notify,
+            SystemdNotifier(self.notify, ReactorClock(Clock()), self.process.snapshot),
         )
 
     def read_config(self) -> ProcessConfig:
@@ -247,7 +247,6 @@ class SupervisedProcessTests(FilesMixin):
         supervised = SupervisedProcess(
             cast(Any, self.process),
             self.read_config(),
-            Clock(),
             self.read_config,
             self.levels.append,
         )

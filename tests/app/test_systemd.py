@@ -33,7 +33,7 @@ class NotifySocketTests(SynchronousTestCase):
         return listener
 
     def open(self, address: str) -> NotifySocket:
-        opened = open_notify_socket({"NOTIFY_SOCKET": address})
+        opened = open_notify_socket({"NOTIFY_SOCKET": address}, 7)
         assert opened is not None
         self.addCleanup(opened.close)
         return opened
@@ -78,13 +78,21 @@ class NotifySocketTests(SynchronousTestCase):
 
     def test_not_set(self) -> None:
         """Without ``NOTIFY_SOCKET`` no socket is opened."""
-        self.assertIsNone(open_notify_socket({}))
-        self.assertIsNone(open_notify_socket({"NOTIFY_SOCKET": ""}))
+        self.assertIsNone(open_notify_socket({}, 7))
+        self.assertIsNone(open_notify_socket({"NOTIFY_SOCKET": ""}, 7))
 
     def test_unknown_kind(self) -> None:
         """An address of another kind raises an error that shows it."""
         with self.assertRaisesRegex(SupervisorError, "NOTIFY_SOCKET is 'vsock:2:1'"):
-            open_notify_socket({"NOTIFY_SOCKET": "vsock:2:1"})
+            open_notify_socket({"NOTIFY_SOCKET": "vsock:2:1"}, 7)
+
+    def test_watchdog(self) -> None:
+        """The socket knows how often to feed the watchdog of its process."""
+        environ = {"NOTIFY_SOCKET": self.path(), "WATCHDOG_USEC": "6000000"}
+        opened = open_notify_socket(environ, 7)
+        assert opened is not None
+        self.addCleanup(opened.close)
+        self.assertEqual(opened.feed_every, 3.0)
 
 
 class WatchdogIntervalTests(SynchronousTestCase):
@@ -118,11 +126,13 @@ class SystemdNotifierTests(SynchronousTestCase):
         self.known = KnownReaders(self.observer)
         self.sent: list[tuple[str, ...]] = []
         self.arrives = True
+        self.notify = NotifySocket("/nowhere", feed_every=3.0)
+        self.addCleanup(self.notify.close)
+        self.patch(self.notify, "send", self.send)
         self.notifier = SystemdNotifier(
-            self.send,
+            self.notify,
             ReactorClock(self.clock),
             self.observer.snapshot,
-            3.0,
             lambda: 123,
         )
 
@@ -267,9 +277,12 @@ class SystemdNotifierTests(SynchronousTestCase):
         self.assertFalse(words & {"RELOADING=1", "READY=1"})
 
     def test_stopping(self) -> None:
-        """STOPPING is the last message."""
+        """STOPPING is the last message, after which the socket is closed."""
+        closed: list[bool] = []
+        self.patch(self.notify, "close", lambda: closed.append(True))
         self.notifier.start()
         self.notifier.up()
         self.notifier.stopping()
         self.assertEqual(self.sent[-1], ("STOPPING=1", "STATUS=stopping"))
+        self.assertEqual(closed, [True])
         self.assertEqual(self.clock.getDelayedCalls(), [])
