@@ -166,7 +166,7 @@ def found(findings: Iterable[AuditFinding]) -> list[Found]:
     return sorted(
         (
             (
-                each.kind.value,
+                each.kind,
                 each.severity.value,
                 each.stream,
                 each.instance_name,

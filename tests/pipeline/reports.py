@@ -7,7 +7,7 @@ import functools
 import math
 from types import SimpleNamespace
 
-from synapse_replication.pipeline.audit.findings import AuditFinding, Kind
+from synapse_replication.pipeline.audit.findings import AuditFinding
 from synapse_replication.pipeline.report.counts import ReportData, hide_names
 from synapse_replication.pipeline.report.drawing import Plot
 from synapse_replication.pipeline.report.plots import draw_plots
@@ -146,7 +146,7 @@ def make_report_data() -> ReportData:
         ],
         findings=[
             AuditFinding(
-                kind=Kind.ANNOUNCED_ABSENT,
+                kind="announced_absent",
                 stream="events",
                 instance_name="event_persister1",
                 first_token=1848,

@@ -37,7 +37,7 @@ from typing import Final
 import duckdb
 
 from synapse_replication.data_files import read_queries
-from synapse_replication.pipeline.audit.findings import AuditFinding, Kind, to_json
+from synapse_replication.pipeline.audit.findings import AuditFinding, to_json
 from synapse_replication.pipeline.workspace import rows_of
 
 _QUERIES: Final = read_queries(Path(__file__).with_name("checks.sql"))
@@ -62,7 +62,7 @@ def run_check(
     for row in rows_of(connection, sql):
         shown = {n: "an unknown writer" if v is None else v for n, v in row.items()}
         yield AuditFinding(
-            kind=Kind(row["kind"]),
+            kind=row["kind"],
             stream=row.get("stream"),
             instance_name=row.get("instance_name"),
             first_token=row.get("first_token"),

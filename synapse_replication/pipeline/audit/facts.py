@@ -10,11 +10,11 @@ from typing import Any
 
 import attrs
 
-from synapse_replication.pipeline.audit.findings import AuditFinding, Kind, to_json
+from synapse_replication.pipeline.audit.findings import AuditFinding, to_json
 from synapse_replication.pipeline.settings import PipelineSettings
 from synapse_replication.pipeline.source.connections import reading
 from synapse_replication.pipeline.states import Stream, read_states, streams_of
-from synapse_replication.storage.consistency import Problem, StreamState
+from synapse_replication.storage.consistency import Problem, ProblemKind, StreamState
 
 
 @attrs.frozen(kw_only=True)
@@ -106,7 +106,7 @@ def _reach(state: StreamState) -> int:
 
 
 def _finding(problem: Problem, state: StreamState | None) -> AuditFinding:
-    kind = Kind(problem.kind.value)
+    kind = problem.kind.value
     first: int | None = None
     last: int | None = None
     evidence: dict[str, Any] = {"hint": list(problem.hint)}
@@ -119,7 +119,7 @@ def _finding(problem: Problem, state: StreamState | None) -> AuditFinding:
             "tables": dict(state.farthest),
             "stored": stored,
         }
-        if kind is Kind.SEQUENCE_BEHIND:
+        if problem.kind is ProblemKind.SEQUENCE_BEHIND:
             first, last = sequence_value + 1, max(state.farthest.values())
         elif problem.instance_name is not None:
             position = abs(stored[problem.instance_name] or 0)

@@ -1,6 +1,6 @@
 """The findings of an audit: their kinds, severities and fields, and their output.
 
-docs/pipeline.rst says what each kind means, how certain it is, and what to do.
+``kinds.csv`` says what each kind means, how certain it is, and what to do.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any, Final, TextIO
 import attrs
 import pyarrow as pa
 from pyarrow import parquet
-from typing_extensions import Self
 
+from synapse_replication.data_files import read_table
 from synapse_replication.durable import write_durably
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.schemas import FINDINGS_SCHEMA
@@ -43,44 +43,11 @@ class Severity(enum.Enum):
     INFO = "info"
 
 
-class Kind(enum.Enum):
-    """The kind of a finding.
-
-    :ivar severity: the severity of findings of this kind.
-    """
-
-    severity: Severity
-
-    def __new__(cls, value: str, severity: Severity = Severity.ERROR) -> Self:
-        """Take the name of the kind as its value."""
-        kind = object.__new__(cls)
-        kind._value_ = value
-        kind.severity = severity
-        return kind
-
-    ANNOUNCED_ABSENT = "announced_absent"
-    ROW_OUT_OF_ORDER = "row_out_of_order"
-    ROW_TWICE_ON_WIRE = "row_twice_on_wire", Severity.WARNING
-    ID_OF_TWO_WRITERS = "id_of_two_writers"
-    SEQUENCE_BEHIND = "sequence_behind"
-    POSITION_AHEAD = "position_ahead"
-    TOKEN_AHEAD = "token_ahead"
-    POSITION_WRONG_SIGN = "position_wrong_sign"
-    POSITIONS_MISSING = "positions_missing"
-    POSITIONS_NOT_UNIQUE = "positions_not_unique", Severity.WARNING
-    UNKNOWN_WRITER = "unknown_writer", Severity.WARNING
-    ROW_TWICE_IN_ARCHIVE = "row_twice_in_archive"
-    COMMAND_TWICE_IN_ARCHIVE = "command_twice_in_archive"
-    ROW_NOT_ARCHIVED = "row_not_archived"
-    ARCHIVE_DAMAGED = "archive_damaged"
-    RECORDING_DAMAGED = "recording_damaged", Severity.WARNING
-    RECORDING_CUT_OFF = "recording_cut_off", Severity.INFO
-    LATE_INVALIDATION = "late_invalidation", Severity.INFO
-    ROW_NOT_SEEN = "row_not_seen", Severity.INFO
-    ID_WITHOUT_ROW = "id_without_row", Severity.INFO
-    ROW_GONE = "row_gone", Severity.INFO
-    STREAM_RESET = "stream_reset", Severity.INFO
-
+#: The severity of the findings of each kind, from the manual.
+SEVERITIES: Final[Mapping[str, Severity]] = {
+    row["Kind"]: Severity(row["Level"])
+    for row in read_table(Path(__file__).with_name("kinds.csv"))
+}
 
 #: The number of findings of each severity.
 Counts = Counter[Severity]
@@ -92,6 +59,7 @@ _BADNESS: Final = {severity: index for index, severity in enumerate(Severity)}
 class AuditFinding:
     """A finding; its fields are the columns of FINDINGS_SCHEMA.
 
+    :ivar kind: the kind, one of :data:`SEVERITIES`.
     :ivar first_token: the first affected token.
     :ivar last_token: the last affected token.
     :ivar count: the number of affected rows, ids or lines.
@@ -99,7 +67,7 @@ class AuditFinding:
     :ivar evidence: files, lines, tables and values, as a JSON object.
     """
 
-    kind: Kind
+    kind: str = attrs.field(validator=attrs.validators.in_(SEVERITIES))
     stream: str | None = None
     instance_name: str | None = None
     first_token: int | None = None
@@ -111,18 +79,16 @@ class AuditFinding:
     @property
     def severity(self) -> Severity:
         """The severity, which depends on the kind."""
-        return self.kind.severity
+        return SEVERITIES[self.kind]
 
     def to_row(self) -> dict[str, Any]:
         """Return a row with FINDINGS_SCHEMA."""
-        head = {"kind": self.kind.value, "severity": self.severity.value}
-        return {**attrs.asdict(self), **head}
+        return {**attrs.asdict(self), "severity": self.severity.value}
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> AuditFinding:
         """Convert a row with FINDINGS_SCHEMA."""
-        fields = {name: value for name, value in row.items() if name != "severity"}
-        return cls(**{**fields, "kind": Kind(row["kind"])})
+        return cls(**{name: row[name] for name in row if name != "severity"})
 
 
 def worst_first(findings: Iterable[AuditFinding]) -> list[AuditFinding]:
@@ -131,7 +97,7 @@ def worst_first(findings: Iterable[AuditFinding]) -> list[AuditFinding]:
     def key(finding: AuditFinding) -> tuple[Any, ...]:
         return (
             _BADNESS[finding.severity],
-            finding.kind.value,
+            finding.kind,
             finding.stream or "",
             finding.instance_name or "",
             -1 if finding.first_token is None else finding.first_token,
@@ -148,7 +114,7 @@ def notes_of(
     notes: dict[tuple[str, str | None], list[AuditFinding]] = {}
     for finding in findings:
         if finding.severity is Severity.INFO:
-            notes.setdefault((finding.kind.value, finding.stream), []).append(finding)
+            notes.setdefault((finding.kind, finding.stream), []).append(finding)
     return notes
 
 
@@ -255,7 +221,7 @@ def _print_finding(finding: AuditFinding, out: TextIO) -> None:
     if len(evidence) > _MAX_EVIDENCE:
         evidence = evidence[:_MAX_EVIDENCE] + " ..."
     out.write(
-        f"{finding.severity.value.upper()} {finding.kind.value} {printable(location)}\n"
+        f"{finding.severity.value.upper()} {finding.kind} {printable(location)}\n"
         f"  {printable(finding.message)}\n"
         f"  evidence: {printable(evidence)}\n"
     )

@@ -33,7 +33,6 @@ from synapse_replication.pipeline.audit.checks import (
 from synapse_replication.pipeline.audit.facts import read_facts
 from synapse_replication.pipeline.audit.findings import (
     AuditFinding,
-    Kind,
     Severity,
     print_findings,
     print_json,
@@ -307,7 +306,7 @@ def _damaged_file(damaged: DamagedFile) -> AuditFinding:
     file = damaged.file
     first, last = file.tokens or (None, None)
     return AuditFinding(
-        kind=Kind.ARCHIVE_DAMAGED,
+        kind="archive_damaged",
         stream=None if file.tokens is None else file.table,
         first_token=first,
         last_token=last,

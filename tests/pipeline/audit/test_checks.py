@@ -66,7 +66,7 @@ class CheckTests(SynchronousTestCase):
         """
         findings = Deployment().run(sql)
         self.assertEqual(
-            [(each.kind.value, each.severity.value) for each in findings],
+            [(each.kind, each.severity.value) for each in findings],
             [("row_gone", "info"), ("token_ahead", "error")],
         )
 
@@ -605,7 +605,7 @@ class DamageTests(SynchronousTestCase):
 
         self.assertEqual(
             {
-                each["recording"]: (finding.kind.value, each["first_line_number"])
+                each["recording"]: (finding.kind, each["first_line_number"])
                 for finding, each in zip(findings, evidence(findings), strict=True)
             },
             {

@@ -16,7 +16,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.cli.pipeline.report import report_command
 from synapse_replication.errors import PipelineError
-from synapse_replication.pipeline.audit.findings import AuditFinding, Kind, Severity
+from synapse_replication.pipeline.audit.findings import AuditFinding, Severity
 from synapse_replication.pipeline.lines import lines_schema
 from synapse_replication.pipeline.report.counts import (
     LINE_COLUMNS,
@@ -98,13 +98,13 @@ def collected() -> ReportData:
     """
     findings = [
         AuditFinding(
-            kind=Kind.ID_WITHOUT_ROW,
+            kind="id_without_row",
             stream="events",
             count=3,
             message="3 ids have no row",
             evidence="{}",
         ),
-        AuditFinding(kind=Kind.ANNOUNCED_ABSENT, message="7 is missing", evidence="{}"),
+        AuditFinding(kind="announced_absent", message="7 is missing", evidence="{}"),
     ]
     return collect_report(
         make_workspace(ROWS, WIRE),
