@@ -8,12 +8,14 @@ a callback before it is parsed, in the order of arrival.
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NoReturn, TextIO
 
 import attrs
 from twisted.application.service import Service
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, maybeDeferred
+from twisted.internet.interfaces import IStreamClientEndpoint
 from typing_extensions import override
 
 from synapse_replication.clock import ReactorClock
@@ -159,23 +161,59 @@ class PassiveTcpLink(DirectTcpReplicationClientFactory):
         clock: ReactorClock,
         tap: Tap,
         observer: ReplicationObserver,
+        endpoint: IStreamClientEndpoint,
+        where: str,
     ) -> None:
         super().__init__(client_name, server_name, clock, _NullHandler(), observer)
         self.tap = tap
+        #: Starts to connect; whenever the connection is lost, it reconnects.
+        self.start = partial(self.connect, endpoint, where)
 
 
-@attrs.define(eq=False, repr=False)
 class Follower(Service):
-    """A service that runs passive links until it is stopped.
+    """A service that runs the passive links of a process until it is stopped.
 
-    :param start: starts the links.
-    :param stop: stops the links, then finishes the output.
+    :param name: the name that the client sends to a direct TCP server.
+    :param tap: called with each line.
+    :param finish: called when the links have stopped; it may return a coroutine.
+    :param begin: called before the links are started.
     :ivar started: fails when :meth:`fail` is called. Otherwise it never fires.
+    :raises ConfigError: if an endpoint for direct TCP cannot be used.
     """
 
-    _start: Callable[[], object]
-    _stop: Callable[[], Coroutine[Any, Any, None]]
-    started: Deferred[None] = attrs.field(factory=Deferred, init=False)
+    def __init__(
+        self,
+        config: ProcessConfig,
+        reactor: Any,
+        name: str,
+        tap: Tap,
+        observer: ReplicationObserver,
+        finish: Callable[[], object],
+        begin: Callable[[], object] = lambda: None,
+    ) -> None:
+        self._config = config
+        self._begin = begin
+        self._finish = finish
+        self.started: Deferred[None] = Deferred()
+        server_name, clock = config.server_name, ReactorClock(reactor)
+        self._links: list[PassiveRedisLink | PassiveTcpLink]
+        if config.redis is not None:
+            self._links = [
+                PassiveRedisLink(reactor, config.redis, server_name, tap, observer)
+            ]
+            return
+        self._links = [
+            PassiveTcpLink(
+                name,
+                server_name,
+                clock,
+                tap,
+                observer,
+                client_endpoint(reactor, description, config),
+                description,
+            )
+            for description in config.tcp_connect
+        ]
 
     def fail(self, error: ReplicationError) -> None:
         """Fail :attr:`started`, because the output has failed. Call it at most once."""
@@ -183,13 +221,25 @@ class Follower(Service):
 
     @override
     def startService(self) -> None:
+        """Start the links.
+
+        :raises ConfigError: if a file of the Redis TLS options cannot be used.
+        """
         super().startService()  # type: ignore[no-untyped-call]
-        self._start()
+        self._begin()
+        with explained_redis_files(self._config):
+            for link in self._links:
+                link.start()
 
     @override
     def stopService(self) -> Deferred[None]:
         super().stopService()  # type: ignore[no-untyped-call]
         return Deferred.fromCoroutine(self._stop())
+
+    async def _stop(self) -> None:
+        for link in self._links:
+            await link.stop()
+        await maybeDeferred(self._finish)
 
 
 @attrs.define(eq=False, repr=False)
@@ -252,51 +302,3 @@ class Output:
                 self._reactor.stop()
             else:
                 self._fail(ReplicationError(f"cannot write: {error.strerror}"))
-
-
-def make_links(
-    config: ProcessConfig,
-    reactor: Any,
-    name: str,
-    tap: Tap,
-    observer: ReplicationObserver,
-) -> tuple[Callable[[], object], Callable[[], Awaitable[object]]]:
-    """Create the passive links of a process.
-
-    :param name: the name that the client sends to a direct TCP server.
-    :param tap: called with each line.
-    :return: two functions: one that starts the links, and one that stops them. The
-        first raises :exc:`ConfigError` if a file of the Redis TLS options cannot be
-        used.
-    :raises ConfigError: if an endpoint for direct TCP cannot be used.
-    """
-    if config.redis is not None:
-        link = PassiveRedisLink(
-            reactor, config.redis, config.server_name, tap, observer
-        )
-
-        def start_redis() -> None:
-            with explained_redis_files(config):
-                link.start()
-
-        return start_redis, link.stop
-    clients = [
-        (
-            PassiveTcpLink(
-                name, config.server_name, ReactorClock(reactor), tap, observer
-            ),
-            client_endpoint(reactor, description, config),
-            description,
-        )
-        for description in config.tcp_connect
-    ]
-
-    def start() -> None:
-        for client, endpoint, where in clients:
-            client.connect(endpoint, where)
-
-    async def stop() -> None:
-        for client, _, _ in clients:
-            await client.stop()
-
-    return start, stop

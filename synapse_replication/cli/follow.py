@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.text import Text
 from twisted.logger import Logger
 
-from synapse_replication.app.passive import Follower, Output, make_links
+from synapse_replication.app.passive import Follower, Output
 from synapse_replication.config.process import ProcessConfig
 from synapse_replication.errors import RemoteProtocolError
 from synapse_replication.instrumentation.logs import LoggingObserver
@@ -226,13 +226,11 @@ def make_follower(
     follow = Follow(make_printer(output, as_json), filters, time.monotonic)
     observer = LoggingObserver(Logger())
 
-    async def stop() -> None:
-        await stop_links()
+    def finish() -> None:
         if with_positions:
             for stream, writer, token in follow.positions():
                 sys.stderr.write(f"{stream} {writer} {token}\n")
         output.finish()
 
-    start, stop_links = make_links(config, reactor, "follow", follow.receive, observer)
-    follower = Follower(start, stop)
+    follower = Follower(config, reactor, "follow", follow.receive, observer, finish)
     return follower

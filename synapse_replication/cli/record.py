@@ -17,7 +17,7 @@ import click
 from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
 
-from synapse_replication.app.passive import Follower, make_links
+from synapse_replication.app.passive import Follower
 from synapse_replication.app.service_runner import run_service, start_logging
 from synapse_replication.cli.common import (
     command,
@@ -76,23 +76,23 @@ def make_recorder(
     observer = CompositeObserver(
         [LoggingObserver(Logger()), _LossObserver(guarded(files.roll))]
     )
-    start_links, stop_links = make_links(
-        config, reactor, "record", guarded(files.write), observer
-    )
     ticking = LoopingCall(guarded(files.tick))
     ticking.clock = reactor
 
-    def start() -> None:
-        ticking.start(1.0, now=False)
-        start_links()
-
-    async def stop() -> None:
+    def finish() -> None:
         ticking.stop()
-        await stop_links()
         if not failed:
             files.close()
 
-    recorder = Follower(start, stop)
+    recorder = Follower(
+        config,
+        reactor,
+        "record",
+        guarded(files.write),
+        observer,
+        finish,
+        lambda: ticking.start(1.0, now=False),
+    )
     return recorder
 
 

@@ -18,7 +18,7 @@ from twisted.web.server import Site
 
 from synapse_replication.app.http_site import MetricsResource
 from synapse_replication.app.loss_meter import LossFinding, LossMeter
-from synapse_replication.app.passive import Follower, Output, make_links
+from synapse_replication.app.passive import Follower, Output
 from synapse_replication.clock import ReactorClock
 from synapse_replication.config.process import ProcessConfig
 from synapse_replication.errors import ConfigError, RemoteProtocolError
@@ -151,10 +151,9 @@ def make_meter(
             meter.receive(command)
 
     observer = CompositeObserver([meter, logs])
-    start_links, stop_links = make_links(config, reactor, "follow", tap, observer)
     listening: list[Any] = []
 
-    def start() -> None:
+    def begin() -> None:
         if metrics_port is not None:
             root = Resource()  # type: ignore[no-untyped-call]
             root.putChild(b"metrics", MetricsResource(registry))
@@ -162,14 +161,12 @@ def make_meter(
             listening.append(
                 reactor.listenTCP(metrics_port, site, interface="127.0.0.1")
             )
-        start_links()
         meter.start()
 
-    async def stop() -> None:
+    async def finish() -> None:
         meter.stop()
         for port in listening:
             await maybeDeferred(port.stopListening)
-        await stop_links()
         await database.close()
         summary = summarise(meter)
         if as_json:
@@ -178,5 +175,5 @@ def make_meter(
         else:
             print_summary(summary, sys.stderr)
 
-    follower = Follower(start, stop)
+    follower = Follower(config, reactor, "follow", tap, observer, finish, begin)
     return follower

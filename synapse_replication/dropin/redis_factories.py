@@ -15,8 +15,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-import txredisapi
-
 from synapse_replication.dropin.foreign import as_connection_handler
 from synapse_replication.dropin.host_code import host_attribute
 from synapse_replication.dropin.observer import observer_of
@@ -30,22 +28,12 @@ _CONNECT_TIMEOUT = 30.0
 
 
 class DropInRedisFactory(SenderFactory):
-    """The reconnecting factory of outbound connections."""
+    """The reconnecting factory of outbound connections.
 
-    def __init__(
-        self,
-        hs: Any,
-        uuid: str,
-        dbid: int | None,
-        poolsize: int,
-        isLazy: bool = False,
-        handler: type = txredisapi.ConnectionHandler,
-        charset: str = "utf-8",
-        username: str | None = None,
-        password: str | None = None,
-        replyTimeout: float = 30.0,
-        convertNumbers: bool = True,
-    ) -> None:
+    :param options: the arguments of txredisapi's factory, by name.
+    """
+
+    def __init__(self, hs: Any, **options: Any) -> None:
         reactor, observer = hs.get_reactor(), observer_of(hs)
 
         def announce(lost: int) -> None:
@@ -57,16 +45,6 @@ class DropInRedisFactory(SenderFactory):
                 extension.sending_resumed()
 
         super().__init__(
-            uuid=uuid,
-            dbid=dbid,
-            poolsize=poolsize,
-            isLazy=isLazy,
-            handler=handler,
-            charset=charset,
-            password=password,
-            replyTimeout=replyTimeout,
-            convertNumbers=convertNumbers,
-            username=username,
             clock=reactor,
             observer=observer,
             sender=RedisSender(
@@ -75,6 +53,7 @@ class DropInRedisFactory(SenderFactory):
                 announce,
                 on_connected=resume_extension,
             ),
+            **options,
         )
 
 
@@ -157,7 +136,13 @@ def lazyConnection(
 ) -> Any:
     """Begin to open an outbound connection, and return its handler immediately."""
     factory = _outbound(
-        hs, f"{host}:{port}", dbid, reconnect, username, password, replyTimeout
+        hs,
+        f"{host}:{port}",
+        dbid=dbid,
+        reconnect=reconnect,
+        username=username,
+        password=password,
+        replyTimeout=replyTimeout,
     )
     _connect_to_port(hs, host, port, factory)
     return factory.handler
@@ -173,7 +158,15 @@ def lazyUnixConnection(
     replyTimeout: float = 30.0,
 ) -> Any:
     """Begin to connect to a Unix socket, and return the connection's handler."""
-    factory = _outbound(hs, path, dbid, reconnect, username, password, replyTimeout)
+    factory = _outbound(
+        hs,
+        path,
+        dbid=dbid,
+        reconnect=reconnect,
+        username=username,
+        password=password,
+        replyTimeout=replyTimeout,
+    )
     hs.get_reactor().connectUNIX(path, factory, timeout=_CONNECT_TIMEOUT)
     return factory.handler
 
@@ -207,24 +200,10 @@ def _connect_to_port(hs: Any, host: str, port: int, factory: Any) -> None:
 
 
 def _outbound(
-    hs: Any,
-    uuid: str,
-    dbid: int | None,
-    reconnect: bool,
-    username: str | None,
-    password: str | None,
-    reply_timeout: float,
+    hs: Any, uuid: str, *, reconnect: bool, **options: Any
 ) -> DropInRedisFactory:
     factory: DropInRedisFactory = host_attribute("redis", "SynapseRedisFactory")(
-        hs,
-        uuid=uuid,
-        dbid=dbid,
-        poolsize=1,
-        isLazy=True,
-        username=username,
-        password=password,
-        replyTimeout=reply_timeout,
-        convertNumbers=False,
+        hs, uuid=uuid, poolsize=1, isLazy=True, convertNumbers=False, **options
     )
     if not reconnect:
         factory.stopTrying()

@@ -10,16 +10,17 @@ from typing import Any
 
 from twisted.internet import reactor  # noqa: TID251 -- a real Redis is waited for
 from twisted.internet.defer import Deferred
+from twisted.internet.endpoints import clientFromString
 from twisted.internet.task import Clock
 from twisted.internet.testing import StringTransport
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from synapse_replication.app.passive import (
+    Follower,
     Output,
     PassiveRedisLink,
     PassiveTcpLink,
     _TappedReader,
-    make_links,
 )
 from synapse_replication.clock import ReactorClock
 from synapse_replication.config.process import Purpose, load_config
@@ -42,6 +43,8 @@ class PassiveDirectTcpLinkTests(SynchronousTestCase):
             ReactorClock(self.clock, lambda: 7.0),
             lambda channel, line: self.seen.append((channel, line)),
             ReplicationObserver(),
+            clientFromString(reactor, "tcp:nowhere.invalid:1"),
+            "nowhere.invalid:1",
         )
         self.protocol = factory.buildProtocol(None)
         self.transport = StringTransport()
@@ -155,7 +158,7 @@ class PassiveRedisLinkTests(TestCase):
         )
 
 
-class MakeLinksTests(TestCase):
+class FollowerTests(TestCase):
     async def test_invalid_tls_file(self) -> None:
         """An invalid file of the Redis TLS options is a problem of ``redis``."""
         authority, path = Path(self.mktemp()), Path(self.mktemp())
@@ -165,15 +168,23 @@ class MakeLinksTests(TestCase):
             f"redis: {{enabled: true, use_tls: true, ca_file: {authority}}}\n"
         )
         config = load_config([str(path)], Purpose.FOLLOW)
-        start, stop = make_links(
-            config, reactor, "follow", lambda *_: None, ReplicationObserver()
+        ended: list[str] = []
+        follower = Follower(
+            config,
+            reactor,
+            "follow",
+            lambda *_: None,
+            ReplicationObserver(),
+            lambda: ended.append("finish"),
+            lambda: ended.append("begin"),
         )
         with self.assertRaises(ConfigError) as caught:
-            start()
+            follower.startService()
         (problem,) = caught.exception.problems
         self.assertEqual((problem.file, problem.key), (str(path), "redis"))
         self.assertIn(str(authority), problem.problem)
-        await stop()
+        await follower.stopService()
+        self.assertEqual(ended, ["begin", "finish"])
 
 
 class TappedReaderTests(SynchronousTestCase):
