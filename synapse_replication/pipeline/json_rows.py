@@ -4,24 +4,12 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping
-from typing import Final
 
 import duckdb
 import pyarrow as pa
 
-from synapse_replication.pipeline.tables import KIND, Column, DatabaseTable
+from synapse_replication.pipeline.tables import KIND, TYPES, Column, DatabaseTable
 from synapse_replication.storage.queries import identifier, literal
-
-#: DuckDB's expression for a value as JSON text, by the type of its column.
-_TEXTS: Final[Mapping[str, str]] = {
-    "string": "to_json({0})",
-    "strings": "to_json({0})",
-    "time": "epoch_ms({0})",
-    "json": "{0}",
-    # JSON has no infinity and no NaN: write them as the strings "inf" and "nan".
-    "double": "if(isfinite({0}), {0}::VARCHAR, to_json({0}::VARCHAR))",
-}
 
 
 def json_rows(table: DatabaseTable, batch: pa.RecordBatch) -> pa.Array:
@@ -56,5 +44,5 @@ def _query(table: DatabaseTable) -> str:
 
 
 def _text(column: Column) -> str:
-    text = _TEXTS.get(column.type, "{0}").format(identifier(column.name))
+    text = TYPES[column.type].text.format(identifier(column.name))
     return f"coalesce(({text})::VARCHAR, 'null')"

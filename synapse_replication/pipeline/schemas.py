@@ -31,7 +31,8 @@ _TYPES: Final[Mapping[str, pa.DataType]] = {
 }
 
 
-def _columns(name: str) -> list[dict[str, str]]:
+def read_columns(name: str) -> list[dict[str, str]]:
+    """Return the rows of a table of the manual."""
     return read_table(_FOLDER / f"{name}.csv")
 
 
@@ -39,7 +40,7 @@ def _schema(name: str) -> pa.Schema:
     return pa.schema(
         [
             pa.field(each["Column"], _TYPES[each["Type"]], each["Null"] == "yes")
-            for each in _columns(name)
+            for each in read_columns(name)
         ]
     )
 
@@ -77,5 +78,5 @@ FINDINGS_SCHEMA: Final = _schema("findings")
 
 #: The meaning of each column of the archive's tables of streams, by name.
 MEANINGS: Final[Mapping[str, str]] = MappingProxyType(
-    {each["Column"]: each["Meaning"] for each in _columns("archive")}
+    {each["Column"]: each["Meaning"] for each in read_columns("archive")}
 )

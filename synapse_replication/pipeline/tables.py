@@ -22,6 +22,7 @@ from synapse_replication.pipeline.schemas import (
     MEANINGS,
     ROW_KEYS_SCHEMA,
     ROWS_SCHEMA,
+    read_columns,
 )
 from synapse_replication.storage.synapse_tables import STANDARD_QUERIES
 from synapse_replication.streams.rows import RowCodec
@@ -44,37 +45,51 @@ TYPE_METADATA: Final = "synapse_replication.type"
 _RESERVED: Final = frozenset({*KEY_COLUMNS.names, DAY, KIND, "stream", "row"})
 
 #: The type of a column (see :class:`Column`) for the type of a row's field.
-_TYPES: Final[Mapping[Any, str]] = {
+_TYPES_OF_FIELDS: Final[Mapping[Any, str]] = {
     str: "string",
     int: "bigint",
     float: "double",
     bool: "boolean",
 }
-_ARROW: Final[Mapping[str, pa.DataType]] = {
-    "string": pa.string(),
-    "bigint": pa.int64(),
-    "double": pa.float64(),
-    "boolean": pa.bool_(),
-    "time": pa.timestamp("us", tz="UTC"),
-    "strings": pa.list_(pa.string()),
-    "json": pa.string(),
+
+
+@attrs.frozen
+class ColumnType:
+    """The type of a column.
+
+    :ivar arrow: the type in Arrow.
+    :ivar sql: the type to which PostgreSQL casts the values.
+    :ivar text: DuckDB's expression for a value as JSON text.
+    """
+
+    arrow: pa.DataType
+    sql: str
+    text: str = "{0}"
+
+
+#: The types of columns by their names (see :class:`Column`).
+TYPES: Final[Mapping[str, ColumnType]] = {
+    "string": ColumnType(pa.string(), "text", "to_json({0})"),
+    "bigint": ColumnType(pa.int64(), "bigint"),
+    "double": ColumnType(
+        pa.float64(),
+        "double precision",
+        # JSON has no infinity and no NaN: write them as the strings "inf" and "nan".
+        "if(isfinite({0}), {0}::VARCHAR, to_json({0}::VARCHAR))",
+    ),
+    "boolean": ColumnType(pa.bool_(), "boolean"),
+    # PostgreSQL returns µs since 1970, as for the time of writing.
+    "time": ColumnType(pa.timestamp("us", tz="UTC"), "bigint", "epoch_ms({0})"),
+    "strings": ColumnType(pa.list_(pa.string()), "text[]", "to_json({0})"),
+    "json": ColumnType(pa.string(), "text"),
 }
 
 #: The columns that identify an object, in the streams whose tables have only the newest
 #: or pending row of each object. The tables of all other streams have a row for each
 #: change.
-OBJECTS: Final[Mapping[str, tuple[str, ...]]] = types.MappingProxyType(
-    {
-        "account_data": ("user_id", "room_id", "data_type"),
-        "device_lists": ("user_id",),
-        "presence": ("user_id",),
-        "pushers": ("user_id", "app_id", "pushkey"),
-        "receipts": ("room_id", "receipt_type", "user_id", "thread_id"),
-        "sticky_events": ("room_id", "event_id"),
-        "thread_subscriptions": ("user_id", "room_id", "event_id"),
-        "to_device": ("entity",),
-    }
-)
+OBJECTS: Final[Mapping[str, list[str]]] = {
+    row["Stream"]: row["Columns"].split(", ") for row in read_columns("objects")
+}
 
 
 class RowForm(enum.Enum):
@@ -113,7 +128,7 @@ class Column:
         """The Arrow field; nullable, because rows of older versions may lack it."""
         marked = self.type in ("json", "time")
         metadata = {TYPE_METADATA: self.type} if marked else None
-        return pa.field(self.name, _ARROW[self.type], metadata=metadata)
+        return pa.field(self.name, TYPES[self.type].arrow, metadata=metadata)
 
 
 @attrs.frozen
@@ -172,7 +187,7 @@ def _type_of(name: str, hint: Any) -> str:
     if name.endswith("_ts") and hint is int:
         return "time"
     # A value of any other type has no fixed structure, so it is stored as JSON.
-    return _TYPES.get(hint, "json")
+    return _TYPES_OF_FIELDS.get(hint, "json")
 
 
 def table_of_codec(name: str, codec: RowCodec[Any]) -> DatabaseTable:

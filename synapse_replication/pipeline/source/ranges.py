@@ -6,31 +6,16 @@ come from a database or a configuration, are quoted.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import attrs
 
 from synapse_replication.pipeline.source.catalog import CatalogStream
 from synapse_replication.pipeline.source.offsets import StreamOffset
-from synapse_replication.pipeline.tables import KIND, Column
+from synapse_replication.pipeline.tables import KIND, TYPES, Column
 from synapse_replication.storage.queries import identifier, literal
 from synapse_replication.storage.row_queries import RowQuery
-
-_SQL_TYPES: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "string": "text",
-        "bigint": "bigint",
-        "double": "double precision",
-        "boolean": "boolean",
-        "strings": "text[]",
-        # In µs since 1970, like the time of writing.
-        "time": "bigint",
-        "json": "text",
-    }
-)
-
 
 #: The minimum number of ids in a part for which details (columns of further tables) are
 #: joined. For a smaller part, they are looked up row by row. In a part of this size, up
@@ -236,7 +221,7 @@ def _details(part: Part, query: RowQuery) -> str:
 def _typed(expression: str, column: Column) -> str:
     if column.type == "time":
         expression = f"({expression})::bigint * 1000"
-    return f"({expression})::{_SQL_TYPES[column.type]} AS {identifier(column.name)}"
+    return f"({expression})::{TYPES[column.type].sql} AS {identifier(column.name)}"
 
 
 def _sort_key(column: Column) -> str:
