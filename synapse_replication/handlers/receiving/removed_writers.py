@@ -3,16 +3,21 @@
 Theory of operation: a stream's source is queried for removed writers when a link comes
 up, when a POSITION suggests that its instance has just started, and when the first
 POSITION of a writer on a link has been handled. An instance that has just started may
-replace a removed writer. A failed query is retried after a delay. Rows that arrive
-during a query are handled without delay.
+replace a removed writer. When many instances connect at once, one query serves all
+POSITIONs that arrive within a short time. A failed query is retried after a delay. Rows
+that arrive during a query are handled without delay.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 from synapse_replication.handlers.receiving.context import StreamContext
 from synapse_replication.streams.stream import DrainableStream, RemovedWriter
+
+#: The time between two searches of one stream, in s.
+PAUSE: Final = 2.0
 
 
 class RemovedWriterSearch:
@@ -31,39 +36,39 @@ class RemovedWriterSearch:
         self._source = stream if isinstance(stream, DrainableStream) else None
         self._found = found
         self._is_requested = False
-        self._is_running = False
+        self._is_busy = False
         self._attempts = 0
 
     def request(self) -> None:
-        """Request a search; a running search is followed by another one."""
+        """Request a search, which begins after the pause that follows the last one."""
         if self._source is None:
             return
         self._is_requested = True
-        if not self._is_running:
-            self._is_running = True
+        if not self._is_busy:
             self._start()
 
     def _start(self) -> None:
-        self._context.run_as_background_process(
-            f"replication_removed_writers_{self._context.name}", self._run
-        )
+        self._is_busy = self._is_requested
+        if self._is_requested:
+            self._context.run_as_background_process(
+                f"replication_removed_writers_{self._context.name}", self._run
+            )
 
     async def _run(self) -> None:
         assert self._source is not None
-        while self._is_requested:
-            self._is_requested = False
-            try:
-                found = await self._source.find_removed_writers()
-            except Exception as error:  # noqa: BLE001 -- reported to the observer
-                self._context.observer.failure(
-                    f"looking for removed writers of {self._context.name}", error
-                )
-                self._is_requested = True
-                self._attempts += 1
-                delay = self._context.options.backoff.delay(self._attempts)
-                self._context.clock.call_later(delay, self._start)
-                return
+        self._is_requested = False
+        delay = PAUSE
+        try:
+            found = await self._source.find_removed_writers()
+        except Exception as error:  # noqa: BLE001 -- reported to the observer
+            self._context.observer.failure(
+                f"looking for removed writers of {self._context.name}", error
+            )
+            self._is_requested = True
+            self._attempts += 1
+            delay = self._context.options.backoff.delay(self._attempts)
+        else:
             self._attempts = 0
             for instance_name, removed in found.items():
                 self._found(instance_name, removed)
-        self._is_running = False
+        self._context.clock.call_later(delay, self._start)

@@ -14,6 +14,7 @@ from synapse_replication.handlers.handler import (
     ReplicationCommandHandler,
 )
 from synapse_replication.handlers.receiving.context import ReceiverOptions
+from synapse_replication.handlers.receiving.removed_writers import PAUSE
 from synapse_replication.streams.stream import RemovedWriter, StreamUpdateResult
 from synapse_replication.testing.doubles import MemoryConnection, SourceStream
 from tests.handlers.fixtures import Receiving, Row
@@ -67,6 +68,10 @@ class DrainTests(SynchronousTestCase):
         self.handler.new_connection(connection)
         return Receiving(self.host, self.handler, connection, self.stream)
 
+    def rest(self) -> None:
+        """Let the search that is due, and the pause after it, pass."""
+        self.host.reactor.pump([PAUSE, PAUSE])
+
     def remove(self, writer: str, upto: int) -> None:
         self.stream.removed = {writer: _deleted(upto)}
 
@@ -89,12 +94,14 @@ class DrainTests(SynchronousTestCase):
         """A committed row that was never sent is found when another writer starts."""
         fixture = self.connect()
         fixture.receive("POSITION events old 0 0", 'RDATA events old 1 ["1"]')
+        self.rest()
         self.stream.persist("old", 2, ["2"])
         self.remove("old", 2)
         queries = self.stream.queries
         fixture.receive("POSITION events new 5 5")
         self.assertGreater(self.stream.queries, queries)
         self.assertEqual(fixture.host.rows.tokens("old"), [1, 2])
+        self.rest()
         # The same writer starts again while the link is up.
         self.stream.persist("old", 3, ["3"])
         self.remove("old", 3)
@@ -104,6 +111,7 @@ class DrainTests(SynchronousTestCase):
     def test_when_first_position_arrives(self) -> None:
         """A writer's first POSITION triggers the query even if its tokens differ."""
         fixture = self.connect()
+        self.rest()
         self.stream.persist("old", 1, ["1"])
         self.remove("old", 1)
         fixture.receive("POSITION events new 3 5")
@@ -116,9 +124,27 @@ class DrainTests(SynchronousTestCase):
         """
         fixture = self.connect()
         fixture.receive("POSITION events new 5 5")
+        self.rest()
         queries = self.stream.queries
         fixture.receive("POSITION events new 5 9", 'RDATA events new 10 ["a"]')
+        self.rest()
         self.assertEqual(self.stream.queries, queries)
+
+    def test_many_writers_connect(self) -> None:
+        """One query serves the POSITIONs of all writers that connect together."""
+        fixture = self.connect()
+        self.rest()
+        queries = self.stream.queries
+        for number in range(10):
+            fixture.receive(f"POSITION events writer{number} 5 5")
+        self.assertEqual(self.stream.queries, queries + 1)
+        self.stream.persist("old", 1, ["1"])
+        self.remove("old", 1)
+        self.host.reactor.advance(PAUSE)
+        self.assertEqual(self.stream.queries, queries + 2)
+        self.assertEqual(fixture.host.rows.tokens("old"), [1])
+        self.rest()
+        self.assertEqual(self.stream.queries, queries + 2)
 
     def test_writer_returns_during_drain(self) -> None:
         """A writer that sends a POSITION during the drain becomes live after it."""
@@ -157,6 +183,7 @@ class DrainTests(SynchronousTestCase):
         """A removed writer whose rows were all delivered is reported once."""
         fixture = self.connect()
         fixture.receive("POSITION events old 2 2", "POSITION events new 2 2")
+        self.rest()
         found = {"old": _deleted(2)}
         self.stream.find_removed_writers = lambda: succeed(found)  # type: ignore[method-assign]
         fixture.receive("POSITION events new 2 2", "POSITION events new 2 2")
@@ -170,6 +197,7 @@ class DrainTests(SynchronousTestCase):
         """
         fixture = self.connect()
         fixture.receive("POSITION events old 0 0", "POSITION events old 0 9")
+        self.rest()
         self.stream.persist("old", 4, ["4"])
         found = {"old": _deleted(9)}
         self.stream.find_removed_writers = lambda: succeed(found)  # type: ignore[method-assign]
@@ -186,6 +214,7 @@ class DrainTests(SynchronousTestCase):
         """
         fixture = self.connect()
         fixture.receive("POSITION events added 2 2")
+        self.rest()
         self.stream.persist("added", 3, ["3"])
         self.stream.removed = {"added": RemovedWriter(3, is_deleted=False)}
         fixture.receive("POSITION events new 5 5")
@@ -195,6 +224,7 @@ class DrainTests(SynchronousTestCase):
         """A connected writer stays connected if its rows arrive before the result."""
         fixture = self.connect()
         fixture.receive("POSITION events added 2 2")
+        self.rest()
         self.stream.removed = None
         fixture.receive("POSITION events new 5 5")
         fixture.receive('RDATA events added 3 ["3"]')
