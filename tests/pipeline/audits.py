@@ -13,7 +13,6 @@ import psycopg2
 import pyarrow as pa
 from click.testing import Result
 
-from synapse_replication.pipeline.audit.checks import TOKENS, VIEWS, run_check
 from synapse_replication.pipeline.audit.findings import AuditFinding
 from synapse_replication.pipeline.audit.ids import (
     NOTABLE_SCHEMA,
@@ -22,7 +21,12 @@ from synapse_replication.pipeline.audit.ids import (
     pack,
     packed,
 )
-from synapse_replication.pipeline.audit.job import LINE_COLUMNS
+from synapse_replication.pipeline.audit.job import (
+    LINE_COLUMNS,
+    TOKENS,
+    VIEWS,
+    run_check,
+)
 from synapse_replication.pipeline.lines import lines_schema
 from synapse_replication.pipeline.scan import Scan
 from synapse_replication.pipeline.workspace import load

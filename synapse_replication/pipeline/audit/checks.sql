@@ -1,4 +1,30 @@
--- The queries of an audit; see checks.py.
+-- The checks of an audit: queries for DuckDB.
+--
+-- A row of a check is a finding. Its columns kind, message (the sentence for display,
+-- with the names of other columns in braces), evidence, stream, instance_name,
+-- first_token, last_token and count become the fields of the finding; the last five are
+-- optional. The queries read these tables and views:
+--
+-- * streams: stream, persisted (in the database), idempotent (late rows are delivered),
+--   in_memory (tokens start again when the writer restarts), last_allocated (by the
+--   sequence), sole_writer (of a stream with a single writer, if a table does not
+--   record it) and tables;
+-- * ids: see NOTABLE_SCHEMA in ids.py;
+-- * wire: recorded lines; tokens and claims: those with tokens;
+-- * lost: ids that a POSITION has skipped; texts: some rows with these ids;
+-- * archived: archived rows of ids that are repeated; purged: the ranges that the
+--   archive need not contain.
+--
+-- Theory of operation: the checks of tokens follow the behaviour of readers. In a
+-- stream that is stored in the database, a row advances a reader to the row's token. A
+-- POSITION whose previous token is lower than its new token is a *claim* that its
+-- writer has no rows above the previous token, up to and including the new one; it
+-- advances a reader that has reached the previous token to the new token. Readers
+-- discard rows at or below their position, except those of idempotent streams. A
+-- POSITION whose two tokens are equal is not a claim: readers that are behind the token
+-- query the database. A row with that token may follow the POSITION, or the recorder
+-- may have missed the row; neither is reported as a fault. Streams held in memory are
+-- reset when their writer restarts, so their order is not checked.
 
 -- name: tokens
 -- Creates the constants, the views of recorded tokens, and the table of streams.

@@ -3,7 +3,7 @@
 Theory of operation: few rows are read in this process, many by tasks on Spark's
 executors. In a healthy deployment, nearly all ids are in all sources. The tasks omit
 these ids, so what reaches this process is small; it is loaded into a temporary DuckDB
-database, in which the checks are queries.
+database, in which the checks are queries (``checks.sql``).
 """
 
 from __future__ import annotations
@@ -12,23 +12,19 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 import attrs
 import duckdb
 
+from synapse_replication.data_files import read_queries
 from synapse_replication.pipeline.archive.damage import DamagedFile
 from synapse_replication.pipeline.archive.snapshot import (
     Snapshot,
     bounds_of,
     open_snapshot,
-)
-from synapse_replication.pipeline.audit.checks import (
-    CHECKS,
-    COMMANDS_TWICE,
-    TOKENS,
-    VIEWS,
-    run_check,
 )
 from synapse_replication.pipeline.audit.facts import read_facts
 from synapse_replication.pipeline.audit.findings import (
@@ -62,6 +58,20 @@ from synapse_replication.pipeline.workspace import (
     open_workspace,
     rows_of,
 )
+
+_QUERIES: Final = read_queries(Path(__file__).with_name("checks.sql"))
+
+#: Creates the views of recorded tokens.
+TOKENS: Final = _QUERIES.pop("tokens")
+
+#: Creates the other views, macros and tables that the checks use.
+VIEWS: Final = _QUERIES.pop("views")
+
+#: Finds lines of recordings that an archive contains more than once.
+COMMANDS_TWICE: Final = _QUERIES.pop("commands_twice")
+
+#: All other checks, by name.
+CHECKS: Final = MappingProxyType(_QUERIES)
 
 #: The number of steps of :func:`audited`.
 STEPS: Final = 3
@@ -300,6 +310,24 @@ class _Audit:
         ]
         for each in ranges:
             workspace.execute("INSERT INTO purged VALUES (?, ?, ?)", each)
+
+
+def run_check(
+    connection: duckdb.DuckDBPyConnection, sql: str
+) -> Iterator[AuditFinding]:
+    """Yield the findings of a check."""
+    for row in rows_of(connection, sql):
+        shown = {n: "an unknown writer" if v is None else v for n, v in row.items()}
+        yield AuditFinding(
+            kind=row["kind"],
+            stream=row.get("stream"),
+            instance_name=row.get("instance_name"),
+            first_token=row.get("first_token"),
+            last_token=row.get("last_token"),
+            count=row.get("count", 1),
+            message=row["message"].format_map(shown),
+            evidence=to_json(row["evidence"]),
+        )
 
 
 def _damaged_file(damaged: DamagedFile) -> AuditFinding:

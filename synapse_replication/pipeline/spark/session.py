@@ -13,10 +13,10 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from synapse_replication.data_files import read_table
 from synapse_replication.errors import SparkMissingError
 from synapse_replication.pipeline.failures import shorten
 from synapse_replication.pipeline.spark.java import check_java
@@ -163,28 +163,11 @@ def lazy_session(
 
 
 def _settings() -> dict[str, str]:
-    log_settings = files("synapse_replication.pipeline.spark") / "log4j2.properties"
-    java_options = (
-        # All times are UTC. Stopping a query within foreachBatch overflows the default
-        # stack.
-        f"-Duser.timezone=UTC -Xss8m -Dlog4j2.configurationFile={log_settings}"
-    )
-    return {
-        "spark.sql.session.timeZone": "UTC",
-        "spark.driver.extraJavaOptions": java_options,
-        "spark.executor.extraJavaOptions": "-Duser.timezone=UTC -Xss8m",
-        "spark.sql.python.filterPushdown.enabled": "true",
-        "spark.sql.execution.arrow.pyspark.enabled": "true",
-        # On a busy machine a worker takes longer to start than the default of 15 s.
-        "spark.python.authenticate.socketTimeout": "120s",
-        # Do not start a Spark job to list files: the transaction log of a Delta table
-        # names them already.
-        "spark.sql.sources.parallelPartitionDiscovery.threshold": "10000",
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-        "spark.sql.warehouse.dir": str(
-            Path(tempfile.gettempdir(), "synapse-replication-warehouse")
-        ),
-        # A dsn may contain a password: redact it in plans, logs and the web UI.
-        "spark.redaction.regex": "(?i)secret|password|token|dsn|access[.]?key|url",
+    """Return the settings of ``settings.csv``."""
+    folder = Path(__file__).parent
+    values = {
+        "log_settings": folder / "log4j2.properties",
+        "temporary": tempfile.gettempdir(),
     }
+    rows = read_table(folder / "settings.csv")
+    return {row["Setting"]: row["Value"].format(**values) for row in rows}

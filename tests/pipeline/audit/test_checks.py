@@ -1,4 +1,4 @@
-"""Tests for :mod:`synapse_replication.pipeline.audit.checks`."""
+"""Tests for the checks of an audit, the queries in ``checks.sql``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import attrs
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.pipeline.audit.checks import (
+from synapse_replication.pipeline.audit.job import (
     CHECKS,
     COMMANDS_TWICE,
     run_check,

@@ -12,7 +12,6 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.audit import findings
-from synapse_replication.pipeline.audit.checks import CHECKS
 from synapse_replication.pipeline.audit.findings import (
     SEVERITIES,
     AuditFinding,
@@ -24,6 +23,7 @@ from synapse_replication.pipeline.audit.findings import (
     worst_first,
     write_findings,
 )
+from synapse_replication.pipeline.audit.job import CHECKS
 from synapse_replication.pipeline.schemas import FINDINGS_SCHEMA
 
 _DOCS = Path(__file__).parents[3] / "docs" / "pipeline.rst"

@@ -7,7 +7,7 @@ from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.pipeline.audit.checks import CHECKS, run_check
+from synapse_replication.pipeline.audit.job import CHECKS, run_check
 from tests.pipeline.audits import Deployment, Key, found, lines_of
 from tests.simulation.cluster import Cluster
 from tests.simulation.runner import Run
