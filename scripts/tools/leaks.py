@@ -49,6 +49,7 @@ from synapse_replication.tcp.factory import (
 from synapse_replication.testing.doubles import SourceStream
 from synapse_replication.testing.servers import PrivatePostgres, PrivateRedis
 from synapse_replication.wire.commands import PositionCommand
+from tests.support.http_root import under_root
 from tests.support.sentinel import PrivateSentinel
 
 SERVER_NAME = "leaks.example"
@@ -212,7 +213,7 @@ async def reconnect_http(reactor: Any, stack: contextlib.AsyncExitStack) -> Cycl
     streams = StreamTable()
     streams.add(stream, is_written_here=True)
     resource = ReplicationResource(streams, "writer", "secret", observer)
-    site: Any = Site(resource.under_root())  # type: ignore[no-untyped-call]
+    site: Any = Site(under_root(resource))  # type: ignore[no-untyped-call]
     site.log = lambda request: None
     port = reactor.listenTCP(0, site, interface="127.0.0.1")
     stack.push_async_callback(port.stopListening)

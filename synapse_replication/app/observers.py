@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from twisted.logger import Logger
 
-from synapse_replication.handlers.events import ConnectionBuffers
 from synapse_replication.handlers.handler import ReplicationCommandHandler
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.handlers.timer import Timer
@@ -76,11 +75,6 @@ class ProcessObservers:
 
             observers.append(TracingObserver(spans.tracer, server_name))
         self.observer: ReplicationObserver = CompositeObserver(observers)
-
-    def watch_buffers(self, source: Callable[[], list[ConnectionBuffers]]) -> None:
-        """Add connections whose buffers are shown in the metrics and the status."""
-        self.metrics.watch_buffers(source)
-        self.status.watch_buffers(source)
 
     def start(
         self,

@@ -490,7 +490,7 @@ class Replication(Service):
                 extension=extension,
                 max_connections=config.max_tcp_connections,
             )
-            self._observers.watch_buffers(factory.buffers)
+            self._observers.status.watch_buffers(factory.buffers)
             self._stops.add("closing direct TCP connections", factory.close_connections)
             for description, tls in descriptions:
                 await self._listen(description, factory, tls)
@@ -504,7 +504,7 @@ class Replication(Service):
                 limit=config.tcp_limit,
                 extension=extension,
             )
-            self._observers.watch_buffers(client.buffers)
+            self._observers.status.watch_buffers(client.buffers)
             client.connect(
                 client_endpoint(self._reactor, description, config),
                 description,
@@ -533,7 +533,7 @@ class Replication(Service):
         with explained_redis_files(self._options):
             link.start()
         self.host.set_cache(link.cache)
-        self._observers.watch_buffers(link.buffers)
+        self._observers.status.watch_buffers(link.buffers)
         self._stops.add("closing the Redis connections", link.stop)
 
     async def _listen(

@@ -189,16 +189,7 @@ class StatusPageResource(_StatusResource):
     """Responds with the page, or for ``?part=body`` with the part that changes.
 
     :param snapshot: returns the current status.
-    :param wall_clock: returns the time in s since the Unix epoch.
     """
-
-    def __init__(
-        self,
-        snapshot: Callable[[], ProcessStatus],
-        wall_clock: Callable[[], float] = time.time,
-    ) -> None:
-        super().__init__(snapshot)
-        self._wall_clock = wall_clock
 
     def render_GET(self, request: Any) -> bytes:
         """Return the page, or the part of it that changes."""
@@ -227,7 +218,7 @@ class StatusPageResource(_StatusResource):
         peers = sorted(status.peers, key=lambda peer: not peer.is_gone)
         return template.render(
             status=status,
-            now=self._wall_clock(),
+            now=time.time(),
             writers=writers[:MOST_SHOWN],
             more_writers=_count_by(
                 f"{each.stream_name}: {each.condition.value}"

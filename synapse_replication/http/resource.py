@@ -124,13 +124,6 @@ class ReplicationResource(Resource):
         """Whether requests with ``backlog=1`` are answered from a backlog."""
         return self._backlog is not None
 
-    def under_root(self) -> Resource:
-        """Return a root resource that serves this resource at its path."""
-        root, synapse = Resource(), Resource()  # type: ignore[no-untyped-call]
-        root.putChild(b"_synapse", synapse)
-        synapse.putChild(b"replication", self)
-        return root
-
     @override
     def render(self, request: Any) -> Any:
         request.setHeader(b"Content-Type", b"application/json")

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import enum
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -197,8 +197,8 @@ class PrometheusObserver(ReplicationObserver):
 
     :param replication_metrics: the metrics to update.
     :param server_name: the value of the label ``server_name``.
-    :param status: the source of the metrics of lag and of stalls; it must receive the
-        same events as this observer. ``None`` to omit these metrics.
+    :param status: the source of the metrics of buffers, of lag and of stalls; it must
+        receive the same events as this observer. ``None`` to omit these metrics.
     :param turns: measures the reactor's turns; ``None`` to omit the metric.
     """
 
@@ -224,20 +224,8 @@ class PrometheusObserver(ReplicationObserver):
         self._sent = self._metrics["synapse_replication_tcp_resource_stream_updates"]
         self._greatest: dict[str, int] = {}
         self._status = status
-        self._buffer_sources: list[
-            Callable[[], Iterable[events.ConnectionBuffers]]
-        ] = []
         self._backlog: Iterable[tuple[str, StreamBacklog]] = ()
         replication_metrics.scrape(server_name, self)
-
-    def watch_buffers(
-        self, source: Callable[[], Iterable[events.ConnectionBuffers]]
-    ) -> None:
-        """Read the buffers of a group of connections at each scrape.
-
-        :param source: returns the buffers of the open connections in the group.
-        """
-        self._buffer_sources.append(source)
 
     def watch_backlog(self, backlog: Iterable[tuple[str, StreamBacklog]]) -> None:
         """Read the sizes of the streams' backlogs at each scrape."""
@@ -251,15 +239,14 @@ class PrometheusObserver(ReplicationObserver):
         """
         gauges: dict[tuple[str, ...], float] = {}
         connections: set[str] = set()
-        for source in self._buffer_sources:
-            for buffers in source():
-                is_known = buffers.connection in connections
-                has_room = len(connections) < MAX_CHILDREN
-                connection = buffers.connection if is_known or has_room else OTHER
-                connections.add(connection)
-                for attribute, name in _BUFFERS.items():
-                    key: tuple[str, ...] = (name, connection)
-                    gauges[key] = gauges.get(key, 0) + getattr(buffers, attribute)
+        for buffers in () if self._status is None else self._status.buffers():
+            is_known = buffers.connection in connections
+            has_room = len(connections) < MAX_CHILDREN
+            connection = buffers.connection if is_known or has_room else OTHER
+            connections.add(connection)
+            for attribute, name in _BUFFERS.items():
+                key: tuple[str, ...] = (name, connection)
+                gauges[key] = gauges.get(key, 0) + getattr(buffers, attribute)
         # dict.copy() is atomic: a scrape may run in a thread of its own.
         for stream_name, length in self._queues.copy().items():
             gauges["synapse_replication_tcp_command_queue", stream_name] = length

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from types import SimpleNamespace
 from typing import Any
 
 from treq.testing import StubTreq
@@ -11,6 +12,7 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 from twisted.web.resource import Resource
 
+from synapse_replication.app import status_page
 from synapse_replication.app.status_page import (
     ReadyResource,
     StatusJsonResource,
@@ -43,6 +45,7 @@ from tests.support.large_deployment import make_large_deployment
 class PageMixin(SynchronousTestCase):
     def setUp(self) -> None:
         self.clock = Clock()
+        self.patch(status_page, "time", SimpleNamespace(time=self.clock.seconds))
         writers = [("events", "w1"), ("events", "w2"), ("typing", "<w3>")]
         self.observer = StatusObserver(
             "x.test", "me", writers, monotonic=self.clock.seconds
@@ -64,7 +67,7 @@ class PageMixin(SynchronousTestCase):
         return response, self.successResultOf(response.text())
 
     def page(self, query: str = "") -> str:
-        resource = StatusPageResource(self.observer.snapshot, self.clock.seconds)
+        resource = StatusPageResource(self.observer.snapshot)
         response, text = self.get(resource, query)
         self.assertEqual(response.code, 200)
         return text
@@ -177,7 +180,7 @@ class StatusPageTests(PageMixin):
 
     def test_time(self) -> None:
         """The page shows the time at which it was rendered."""
-        resource = StatusPageResource(self.observer.snapshot, self.clock.seconds)
+        resource = StatusPageResource(self.observer.snapshot)
         self.assertIn("as of 00:00:00 UTC", self.get(resource)[1])
         self.clock.advance(61)
         self.assertIn("as of 00:01:01 UTC", self.get(resource)[1])

@@ -35,6 +35,7 @@ from synapse_replication.instrumentation.status.observer import StatusObserver
 from synapse_replication.streams.stuck_ids import StuckId
 from tests.http.doubles import Directory, FailureObserver
 from tests.support.config_files import FilesMixin
+from tests.support.http_root import under_root
 from tests.support.known_readers import KnownReaders
 
 ROOT = Path(__file__).parents[2]
@@ -290,7 +291,7 @@ class CommandTests(TestCase):
             status=lambda: encode_status(self.status.snapshot()),
         )
         self.port = reactor.listenTCP(
-            0, Site(replication.under_root()), interface="127.0.0.1"
+            0, Site(under_root(replication)), interface="127.0.0.1"
         )
         self.addCleanup(self.port.stopListening)
 

@@ -101,7 +101,7 @@ class MonitoringTests(SynchronousTestCase):
         self.patch(monitoring.status, "_started", 0.0)
         for writer in monitoring.status._writers.values():
             writer.since = writer.progress_at = 0.0
-        self.patch(monitoring.status._records, "hearing", HearingRecord(since=0.0))
+        self.patch(monitoring.status, "_hearing", HearingRecord(since=0.0))
         with self.assertLogs(logging.getLogger("synapse_replication")) as caught:
             now = 20.0
             self.hs.reactor.advance(SAMPLE_EVERY)

@@ -33,6 +33,7 @@ from tests.http.doubles import (
     FailureObserver,
     ListStream,
 )
+from tests.support.http_root import under_root
 
 _ROWS = [(2, ["a"]), (3, ["b"]), (5, ["c"])]
 
@@ -60,9 +61,11 @@ class HttpCatchUpClientTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.clock = Clock()
         self.events = ListStream("events", _ROWS)
-        self.resource = ReplicationResource(
-            Directory(self.events), "writer1", "hush", FailureObserver()
-        ).under_root()
+        self.resource = under_root(
+            ReplicationResource(
+                Directory(self.events), "writer1", "hush", FailureObserver()
+            )
+        )
 
     def make_client(
         self,
@@ -188,14 +191,16 @@ class HttpCatchUpClientTests(SynchronousTestCase):
     ) -> Resource:
         """Return the resource of a process that supports the extension."""
         streams = [self.events] if typing is None else [self.events, typing]
-        return ReplicationResource(
-            Directory(*streams, writes=streams),
-            "writer1",
-            "hush",
-            FailureObserver(),
-            epoch="abc",
-            backlog=backlog,
-        ).under_root()
+        return under_root(
+            ReplicationResource(
+                Directory(*streams, writes=streams),
+                "writer1",
+                "hush",
+                FailureObserver(),
+                epoch="abc",
+                backlog=backlog,
+            )
+        )
 
     def test_request(self) -> None:
         """Each request has an id of its own, the secret, and the range."""
@@ -263,13 +268,15 @@ class HttpCatchUpClientTests(SynchronousTestCase):
 
     def test_status(self) -> None:
         """The status of a process is returned without being parsed."""
-        self.resource = ReplicationResource(
-            Directory(self.events),
-            "writer1",
-            "hush",
-            FailureObserver(),
-            status=lambda: b"fine",
-        ).under_root()
+        self.resource = under_root(
+            ReplicationResource(
+                Directory(self.events),
+                "writer1",
+                "hush",
+                FailureObserver(),
+                status=lambda: b"fine",
+            )
+        )
         response = Deferred.fromCoroutine(self.make_client().get_status("writer1"))
         self.assertEqual(self.successResultOf(response), b"fine")
 
@@ -343,12 +350,14 @@ class RealSocketTests(TestCase):
                 return super().buildProtocol(addr)
 
         site = CountingSite(
-            ReplicationResource(
-                Directory(ListStream("events", _ROWS)),
-                "writer1",
-                "hush",
-                FailureObserver(),
-            ).under_root()
+            under_root(
+                ReplicationResource(
+                    Directory(ListStream("events", _ROWS)),
+                    "writer1",
+                    "hush",
+                    FailureObserver(),
+                )
+            )
         )
         folder = Path(tempfile.mkdtemp())
         self.addCleanup(shutil.rmtree, folder)
@@ -394,7 +403,7 @@ class RealSocketTests(TestCase):
         )
         port = reactor.listenSSL(
             0,
-            Site(resource.under_root()),
+            Site(under_root(resource)),
             server_context(
                 server.certificate,
                 server.private_key,

@@ -17,6 +17,7 @@ from synapse_replication.http.resource import ReplicationResource
 from synapse_replication.streams.backlog import Backlog, BacklogOptions
 from synapse_replication.streams.stream import EncodedUpdates, StreamUpdateResult
 from tests.http.doubles import Directory, FailureObserver, ListStream
+from tests.support.http_root import under_root
 
 _BASE = "http://writer/_synapse/replication/"
 _EVENTS = _BASE + "get_repl_stream_updates/events/abc"
@@ -36,9 +37,7 @@ class ReplicationResourceTests(SynchronousTestCase):
     def make_treq(self, directory: Directory, secret: str | None = "hush") -> StubTreq:
         """Return a treq that requests the resource of a directory."""
         return StubTreq(
-            ReplicationResource(
-                directory, "writer1", secret, self.observer
-            ).under_root()
+            under_root(ReplicationResource(directory, "writer1", secret, self.observer))
         )
 
     def send_request(
@@ -69,7 +68,7 @@ class ReplicationResourceTests(SynchronousTestCase):
         resource = ReplicationResource(
             Directory(), "writer1", "hush", self.observer, status=lambda: b"{}"
         )
-        self.treq = StubTreq(resource.under_root())
+        self.treq = StubTreq(under_root(resource))
         self.assertEqual(self.send_request(url), (200, {}))
         self.assertEqual(self.send_request(url, headers={})[0], 401)
         self.assertEqual(self.send_request(url, method="POST")[0], 405)
@@ -149,14 +148,16 @@ class ReplicationResourceTests(SynchronousTestCase):
         only with the secret.
         """
         treq: Any = StubTreq(
-            ReplicationResource(
-                Directory(self.events),
-                "writer1",
-                "hush",
-                self.observer,
-                epoch="abc",
-                backlog=Backlog(BacklogOptions()),
-            ).under_root()
+            under_root(
+                ReplicationResource(
+                    Directory(self.events),
+                    "writer1",
+                    "hush",
+                    self.observer,
+                    epoch="abc",
+                    backlog=Backlog(BacklogOptions()),
+                )
+            )
         )
         suffix = "/".join(quote(part, safe="") for part in path)
         for url in (_EVENTS, f"{_BASE}{suffix}"):

@@ -18,6 +18,7 @@ from synapse_replication.instrumentation.tracing import TracingObserver
 from synapse_replication.streams.backlog import Backlog, BacklogOptions
 from synapse_replication.streams.stream import StreamUpdateResult
 from tests.http.doubles import WRITER, Directory, ListStream
+from tests.support.http_root import under_root
 
 
 class TracesTests(SynchronousTestCase):
@@ -37,7 +38,7 @@ class TracesTests(SynchronousTestCase):
             backlog=backlog,
         )
         self.client = HttpCatchUpClient(
-            RequestTraversalAgent(resource.under_root()),
+            RequestTraversalAgent(under_root(resource)),
             {"writer1": WRITER},
             "hush",
             Clock(),

@@ -175,7 +175,7 @@ class PrometheusObserverTests(SynchronousTestCase):
         observer.observe(ExternalCacheSet("c", 0.1))
         observer.observe(ExternalCacheGet("c", True, 0.1))
         observer.failure("work", error)
-        self.counting.watch_buffers(lambda: [ConnectionBuffers("redis", 1, 2, 3, 4)])
+        self.status.watch_buffers(lambda: [ConnectionBuffers("redis", 1, 2, 3, 4)])
         backlog = Backlog(BacklogOptions())
         backlog.of("events").skip_range(1, 2)
         self.counting.watch_backlog(backlog)
@@ -291,7 +291,7 @@ class PrometheusObserverTests(SynchronousTestCase):
     def test_buffers_are_read_at_each_scrape(self) -> None:
         """The gauges of buffers show the connections that are open at the scrape."""
         open_now = [ConnectionBuffers("w1", 1, 2, 3, 4)]
-        self.counting.watch_buffers(lambda: open_now)
+        self.status.watch_buffers(lambda: open_now)
         pending = PROTOCOL + "pending_commands"
         self.assertEqual(self.value(pending, name="w1"), 1)
         open_now.append(ConnectionBuffers("w1", 10, 0, 0, 0))
@@ -304,7 +304,7 @@ class PrometheusObserverTests(SynchronousTestCase):
 
     def test_names_of_connections_are_bounded(self) -> None:
         """Buffers of connections beyond a bound are added up under one label."""
-        self.counting.watch_buffers(
+        self.status.watch_buffers(
             lambda: [
                 ConnectionBuffers(f"peer{number}", 1, 0, 0, 0)
                 for number in (*range(MAX_CHILDREN + 50), 0)

@@ -34,6 +34,7 @@ from synapse_replication.streams.backlog import Backlog, BacklogOptions
 from synapse_replication.testing.doubles import SourceStream
 from synapse_replication.testing.servers import PrivateRedis, shared_redis
 from tests.handlers.fixtures import Row
+from tests.support.http_root import under_root
 from tests.support.recording_observer import RecordingHost
 
 
@@ -86,7 +87,7 @@ class Process:
                 backlog=backlog,
             )
             self._port = reactor.listenTCP(
-                0, Site(resource.under_root()), interface="127.0.0.1"
+                0, Site(under_root(resource)), interface="127.0.0.1"
             )
             locations[name] = InstanceLocation("127.0.0.1", self._port.getHost().port)
         self.link = RedisReplicationLink(

@@ -44,7 +44,6 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 from zlib import crc32
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from synapse_replication import __version__
@@ -111,25 +110,20 @@ CHECK_EVERY: Final = 1.0
 #: The largest number of instances that one check reports; the next one reports others.
 MOST_SILENT: Final = 10
 
+#: The interval of heartbeats while positions advance, in s; while no position advances
+#: it is :data:`~synapse_replication.handlers.epochs.USUAL_EVERY`.
+BUSY_EVERY: Final = 1.0
+
+#: The interval of the heartbeats of an instance that writes nothing, in s. With more
+#: peers, it is as many seconds as there are peers.
+RARE_EVERY: Final = 30
+
+#: The shortest interval between answers to hellos, in s. If this instance writes a
+#: stream held in memory, a new epoch is answered at once.
+ANSWER_EVERY: Final = 0.2
+
 #: The shortest delay until a heartbeat, in s.
 MIN_DELAY: Final = 0.01
-
-
-class ExtensionOptions(Struct, frozen=True):
-    """Intervals at which heartbeats are sent.
-
-    :ivar busy_interval: the interval while positions advance, in s.
-    :ivar idle_interval: the interval while no position advances, in s.
-    :ivar rare_interval: the interval of an instance that writes nothing, in s. With
-        more peers, it is as many seconds as there are peers.
-    :ivar answer_interval: the shortest interval between answers to hellos, in s. If
-        this instance writes a stream held in memory, a new epoch is answered at once.
-    """
-
-    busy_interval: float = 1.0
-    idle_interval: int = USUAL_EVERY
-    rare_interval: int = 30
-    answer_interval: float = 0.2
 
 
 class ReplicationExtension(SendingListener):
@@ -151,7 +145,6 @@ class ReplicationExtension(SendingListener):
         backlog: Backlog | None,
         *,
         where: str = "",
-        options: ExtensionOptions | None = None,
     ) -> None:
         self._host = host
         self._clock = host.clock
@@ -160,7 +153,6 @@ class ReplicationExtension(SendingListener):
         self._epochs = epochs
         self._backlog = backlog
         self._where = where
-        self._options = options or ExtensionOptions()
         #: This instance's name.
         self.instance_name = host.identity.instance_name
         #: This instance's epoch, which is part of each message.
@@ -204,7 +196,7 @@ class ReplicationExtension(SendingListener):
         self._watches = Watches(self.epoch)
         self._last_watch = -math.inf
         #: The interval that this instance stated last to all.
-        self._stated = self._options.idle_interval
+        self._stated = USUAL_EVERY
         self._checking = Timer(host.clock)
         #: A message with the fields that are the same in all messages.
         self._blank = ExtensionMessage(
@@ -225,7 +217,7 @@ class ReplicationExtension(SendingListener):
 
     def start(self) -> None:
         """Start sending heartbeats."""
-        self._tick_later(self._options.busy_interval)
+        self._tick_later(BUSY_EVERY)
 
     def stop(self) -> None:
         """Send goodbye as the last message. Call it after all rows have been sent."""
@@ -236,7 +228,6 @@ class ReplicationExtension(SendingListener):
         self._has_stopped = True
 
     def _on_tick(self) -> None:
-        options = self._options
         now, every = self._clock.seconds(), self._idle_interval()
         # Peers expect the interval that was stated to them.
         left = min(every, self._stated) - (now - self._last_heartbeat)
@@ -245,7 +236,7 @@ class ReplicationExtension(SendingListener):
         self._ask_watchers(now)
         # Reschedule first, so that an exception cannot stop the timer.
         if self._has_advanced:
-            self._tick_later(options.busy_interval)
+            self._tick_later(BUSY_EVERY)
         elif not is_due:
             self._tick_later(left)
         else:
@@ -256,18 +247,18 @@ class ReplicationExtension(SendingListener):
 
     def _idle_interval(self) -> int:
         """Return the interval of heartbeats while no position advances, in s."""
-        options, now = self._options, self._clock.seconds()
+        now = self._clock.seconds()
         # Over direct TCP, only the other end hears it, and must learn of two processes
         # of one name.
         is_direct = any(each.is_direct for each in self._connections)
         is_contradicted = now - self._contradicted_at < EXPECTS_FOR
         if is_direct or is_contradicted or self._epochs.expect_usual_interval(now):
-            return options.idle_interval
+            return USUAL_EVERY
         if self._is_watched(now):
             return min(2 * len(self._epochs), MAX_EVERY)
         if self._writes:
-            return options.idle_interval
-        return min(max(options.rare_interval, len(self._epochs)), MAX_EVERY)
+            return USUAL_EVERY
+        return min(max(RARE_EVERY, len(self._epochs)), MAX_EVERY)
 
     def _is_watched(self, now: float) -> bool:
         """Return whether a few peers watch this instance."""
@@ -300,7 +291,7 @@ class ReplicationExtension(SendingListener):
                     connection.send_extension([payload], to=name)
 
     def _tick_later(self, delay: float) -> None:
-        self._is_tick_idle = delay > self._options.busy_interval
+        self._is_tick_idle = delay > BUSY_EVERY
         if self._watches.has_watchers:
             delay = min(delay, WATCH_EVERY)
         self._tick.start(delay, self._on_tick)
@@ -308,7 +299,7 @@ class ReplicationExtension(SendingListener):
     def _tick_sooner(self) -> None:
         """Replace the tick of an idle instance, because a position has advanced."""
         if self._is_tick_idle and self._tick.is_running:
-            self._tick_later(self._options.busy_interval)
+            self._tick_later(BUSY_EVERY)
 
     # -- connections ------------------------------------------------------------------
 
@@ -506,12 +497,11 @@ class ReplicationExtension(SendingListener):
         name, now = silence.instance_name, self._clock.seconds()
         if name == self.instance_name:
             # It is not true.
-            busy_interval = self._options.busy_interval
-            if now - self._last_heartbeat >= busy_interval:
+            if now - self._last_heartbeat >= BUSY_EVERY:
                 self._send_heartbeat()
             elif not self._contradicting.is_running:
                 # The last heartbeat may have arrived before the accusation.
-                self._contradicting.start(busy_interval, self._send_heartbeat)
+                self._contradicting.start(BUSY_EVERY, self._send_heartbeat)
             return
         self._watches.forget(name)
         if self._epochs.fell_silent(name, silence.epoch, now - silence.seconds):
@@ -575,7 +565,7 @@ class ReplicationExtension(SendingListener):
         if self._has_stopped:
             return
         self._asking[asking] = None
-        due = self._last_answer + self._options.answer_interval
+        due = self._last_answer + ANSWER_EVERY
         wait = due - self._clock.seconds()
         if wait <= 0 or at_once:
             self._send_answer()
@@ -712,7 +702,7 @@ class ReplicationExtension(SendingListener):
             # Many that started at the same time find at the same time that they are
             # many. Spread their heartbeats.
             self._last_heartbeat -= self._phase * every
-        elif every == self._options.idle_interval:
+        elif every == USUAL_EVERY:
             # The processes of a host, whose reactors have the same time, send theirs at
             # the same moment: each peer then receives them in one turn of its reactor.
             self._last_heartbeat -= self._last_heartbeat % every

@@ -50,8 +50,8 @@ from synapse_replication.instrumentation.status.records import (
     HearingRecord,
     LinkRecord,
     PeerRecord,
-    StatusRecords,
     WriterRecord,
+    last_asked,
     store_if_room,
 )
 from synapse_replication.instrumentation.status.report import StatusReport
@@ -105,12 +105,12 @@ class StatusObserver(ReplicationObserver):
         self._writers = {key: WriterRecord(now, now) for key in self._expected}
         #: The names of the links that this process makes itself.
         self._own_links = frozenset({instance_name, *REDIS_LINKS, *own_links})
-        self._records = StatusRecords(
-            self._writers, hearing=HearingRecord(is_up=False, since=now)
-        )
-        self._links = self._records.links
-        self._peers = self._records.peers
-        self._duplicates = self._records.duplicates
+        self._links: dict[str, LinkRecord] = {}
+        self._peers: dict[str, PeerRecord] = {}
+        #: By instance name: the locations of two processes with that name, and the time
+        #: of the last detection, in s.
+        self._duplicates: dict[str, tuple[str, float]] = {}
+        self._hearing = HearingRecord(is_up=False, since=now)
         self._sampled_at = now
         self._buffer_sources: list[
             Callable[[], Iterable[events.ConnectionBuffers]]
@@ -127,11 +127,15 @@ class StatusObserver(ReplicationObserver):
     def watch_buffers(
         self, source: Callable[[], Iterable[events.ConnectionBuffers]]
     ) -> None:
-        """Register a source of buffers, which is read for each snapshot.
+        """Register a source of buffers, which is read for each snapshot and scrape.
 
         :param source: returns the buffers of the open connections that it knows.
         """
         self._buffer_sources.append(source)
+
+    def buffers(self) -> list[events.ConnectionBuffers]:
+        """Return the buffers of all open connections whose source is registered."""
+        return [each for source in self._buffer_sources for each in source()]
 
     def sample(self) -> None:
         """Append each writer's lag to its history, and remove expired entries.
@@ -142,8 +146,7 @@ class StatusObserver(ReplicationObserver):
         if now - self._sampled_at > PAUSE:
             # This process was stopped meanwhile, or its reactor was blocked: what its
             # peers sent is still to be read.
-            hearing = self._records.hearing
-            self._records.hearing = replace(hearing, since=now)
+            self._hearing = replace(self._hearing, since=now)
         self._sampled_at = now
         for writer in self._writers.values():
             writer.history.append(writer.lag())
@@ -362,9 +365,8 @@ class StatusObserver(ReplicationObserver):
 
     @handles(events.LinksChanged)
     def _connections_changed(self, event: events.LinksChanged) -> None:
-        hearing = self._records.hearing
-        if hearing.is_up != (event.count > 0):
-            self._records.hearing = HearingRecord(event.count > 0, self._monotonic())
+        if self._hearing.is_up != (event.count > 0):
+            self._hearing = HearingRecord(event.count > 0, self._monotonic())
 
     @handles(events.LinkUp)
     def _connection_made(self, event: events.LinkUp) -> None:
@@ -458,9 +460,9 @@ class StatusObserver(ReplicationObserver):
         known: take a snapshot.
         """
         now = self._monotonic()
-        if not self._records.hearing.is_up or self._duplicates:
+        if not self._hearing.is_up or self._duplicates:
             return False
-        asked_at = self._records.asked_at() or 0.0
+        asked_at = last_asked(self._links) or 0.0
         if any(
             peer.heartbeat.is_leaving
             or now - peer.seen > max(SILENT_AFTER, MISSED * peer.heartbeat.every)
@@ -499,7 +501,17 @@ class StatusObserver(ReplicationObserver):
     def snapshot(self) -> ProcessStatus:
         """Return the current replication status."""
         now = self._monotonic()
-        report = StatusReport(self._records.copy(), self.readers(), self._expected, now)
+        # dict.copy() is atomic: another thread may change the records meanwhile.
+        report = StatusReport(
+            self._writers.copy(),
+            self._links.copy(),
+            self._peers.copy(),
+            self._duplicates.copy(),
+            self._hearing,
+            self.readers(),
+            self._expected,
+            now,
+        )
         writers = report.writers()
         for writer in writers:
             record = self._writers.get((writer.stream_name, writer.instance_name))
@@ -510,7 +522,6 @@ class StatusObserver(ReplicationObserver):
             for name, token in self.own_positions().items()
         ]
         writers.sort(key=lambda writer: (writer.stream_name, writer.instance_name))
-        buffers = [each for source in self._buffer_sources for each in source()]
         return ProcessStatus(
             self._server_name,
             self._instance_name,
@@ -518,7 +529,7 @@ class StatusObserver(ReplicationObserver):
             now - self._started,
             tuple(report.not_ready(writers, needs_link=self._needs_link)),
             tuple(writers),
-            tuple(report.links(buffers)),
+            tuple(report.links(self.buffers())),
             tuple(report.peers()),
             tuple(report.duplicates()),
             report.cut_off_for(),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from typing import Final, TypeVar
 
 from msgspec import Struct, field
@@ -242,42 +242,16 @@ class HearingRecord(Struct, frozen=True):
     since: float = 0.0
 
 
-class StatusRecords(Struct):
-    """All records of one process.
+def last_asked(links: Mapping[str, LinkRecord]) -> float | None:
+    """Return when peers were last asked to answer over Redis, in s.
 
-    :ivar writers: the writers, by (stream, writer).
-    :ivar links: the links, by the name of the connection.
-    :ivar peers: the peers, by instance name.
-    :ivar duplicates: by instance name: the locations of two processes with that name,
-        and the monotonic time in s of the last detection.
-    :ivar hearing: the ability of this process to hear others.
+    :param links: all links of the process, by name.
+    :return: ``None`` if the process has no link over Redis, or cannot publish.
     """
-
-    writers: dict[tuple[str, str], WriterRecord] = field(default_factory=dict)
-    links: dict[str, LinkRecord] = field(default_factory=dict)
-    peers: dict[str, PeerRecord] = field(default_factory=dict)
-    duplicates: dict[str, tuple[str, float]] = field(default_factory=dict)
-    hearing: HearingRecord = field(default_factory=HearingRecord)
-
-    def asked_at(self) -> float | None:
-        """Return when peers were last asked to answer over Redis, in s.
-
-        :return: ``None`` if the process has no link over Redis, or cannot publish.
-        """
-        links = [self.links[name] for name in REDIS_LINKS if name in self.links]
-        if not links or not all(link.up for link in links):
-            return None
-        return max(link.since for link in links)
-
-    def copy(self) -> StatusRecords:
-        """Return a copy to iterate over. Thread-safe: dict.copy() is atomic."""
-        return StatusRecords(
-            self.writers.copy(),
-            self.links.copy(),
-            self.peers.copy(),
-            self.duplicates.copy(),
-            self.hearing,
-        )
+    over_redis = [links[name] for name in REDIS_LINKS if name in links]
+    if not over_redis or not all(link.up for link in over_redis):
+        return None
+    return max(link.since for link in over_redis)
 
 
 def store_if_room(

@@ -21,9 +21,11 @@ from synapse_replication.instrumentation.status.records import (
     DUPLICATE_FOR,
     FORGET_AFTER,
     SILENT_AFTER,
+    HearingRecord,
     LinkRecord,
-    StatusRecords,
+    PeerRecord,
     WriterRecord,
+    last_asked,
 )
 from synapse_replication.instrumentation.status.verdict import (
     PeerFacts,
@@ -64,13 +66,22 @@ SEVERAL = 2
 class StatusReport:
     """The status at one moment.
 
-    :param records: the records of the process.
+    :param writers: what was heard of each writer, by (stream, writer).
+    :param links: the links of the process, by name.
+    :param peers: the peers, by instance name.
+    :param duplicates: by instance name: the locations of two processes with that name,
+        and when they were last noticed, in s.
+    :param hearing: whether the process can hear others.
     :param readers: the readers of the writers that the process follows.
     :param expected: the writers that the configuration names.
     :param now: the monotonic time of the status, in s.
     """
 
-    _records: StatusRecords
+    _writers: Mapping[tuple[str, str], WriterRecord]
+    _links: Mapping[str, LinkRecord]
+    _peers: Mapping[str, PeerRecord]
+    _duplicates: Mapping[str, tuple[str, float]]
+    _hearing: HearingRecord
     _readers: Mapping[tuple[str, str], Reader]
     _expected: frozenset[tuple[str, str]]
     _now: float
@@ -78,7 +89,7 @@ class StatusReport:
     def __attrs_post_init__(self) -> None:
         # Computed once: there may be a thousand writers, peers and links.
         self._heard = self._last_signs_of_life()
-        self._peers = self._peer_facts()
+        self._peer_facts = self._find_peer_facts()
         self._silence_since = self._find_silence()
         self._newest_link = self._find_newest_link()
         self._lost_links = self._describe_lost_links()
@@ -86,13 +97,13 @@ class StatusReport:
     def _last_signs_of_life(self) -> dict[str, float]:
         """Return when the last row or POSITION of each process arrived."""
         heard: dict[str, float] = {}
-        for (_, name), writer in self._records.writers.items():
+        for (_, name), writer in self._writers.items():
             if writer.signed_at is not None:
                 heard[name] = max(heard.get(name, 0.0), writer.signed_at)
         return heard
 
-    def _peer_facts(self) -> dict[str, PeerFacts]:
-        asked_at = self._records.asked_at()
+    def _find_peer_facts(self) -> dict[str, PeerFacts]:
+        asked_at = last_asked(self._links)
         return {
             name: PeerFacts(
                 peer.seen,
@@ -101,20 +112,20 @@ class StatusReport:
                 peer.heartbeat.every,
                 asked_at if peer.heartbeat.answers else None,
             )
-            for name, peer in self._records.peers.items()
+            for name, peer in self._peers.items()
         }
 
     def _find_silence(self) -> float | None:
         """Return since when nothing has arrived, if several processes should speak."""
-        hearing = self._records.hearing
+        hearing = self._hearing
         if not hearing.is_up:
             return None
-        heartbeats = (peer.heartbeat_at for peer in self._peers.values())
+        heartbeats = (peer.heartbeat_at for peer in self._peer_facts.values())
         last = max((hearing.since, *heartbeats, *self._heard.values()))
         # Those that had ended before the others were heard are not expected to speak.
         speaking = [
             peer
-            for peer in self._peers.values()
+            for peer in self._peer_facts.values()
             if not peer.is_leaving
             and not self._is_replaced(peer)
             and peer.every < SILENT_AFTER
@@ -123,18 +134,18 @@ class StatusReport:
         return last if len(speaking) >= SEVERAL else None
 
     def _find_newest_link(self) -> float:
-        links = self._records.links.values()
+        links = self._links.values()
         return max((link.since for link in links if link.up), default=0.0)
 
     def _describe_lost_links(self) -> str:
-        links = self._records.links.items()
+        links = self._links.items()
         return "; ".join(f"{name}: {link.why}" for name, link in links if not link.up)
 
     # -- writers ----------------------------------------------------------------------
 
     def writers(self) -> list[WriterStatus]:
         """Return the status of each writer that matters."""
-        keys = dict.fromkeys((*self._records.writers, *self._readers))
+        keys = dict.fromkeys((*self._writers, *self._readers))
         return [self._writer(key) for key in keys if self._is_shown(key)]
 
     def _is_shown(self, key: tuple[str, str]) -> bool:
@@ -143,7 +154,7 @@ class StatusReport:
         A writer that the configuration does not name is not required to return: it is
         not shown after its goodbye, or if it was idle for long.
         """
-        writer = self._records.writers.get(key)
+        writer = self._writers.get(key)
         if writer is not None and writer.is_drained:
             return False
         if key in self._expected:
@@ -152,7 +163,7 @@ class StatusReport:
             return False
         if any(reason in writer.problems for reason in _SHOWN):
             return True
-        peer = self._peers.get(key[1])
+        peer = self._peer_facts.get(key[1])
         if peer is not None and peer.is_leaving and not self._is_replaced(peer):
             return False
         return self._is_followed(key) or not writer.is_idle(self._now - FORGET_AFTER)
@@ -163,7 +174,7 @@ class StatusReport:
         return reader is not None and reader.state in _FETCHES
 
     def _writer(self, key: tuple[str, str]) -> WriterStatus:
-        writer = self._records.writers.get(key) or WriterRecord(self._now, self._now)
+        writer = self._writers.get(key) or WriterRecord(self._now, self._now)
         reader = self._readers.get(key)
         # A copy, because another thread may change the record meanwhile.
         writer = copy.copy(writer)
@@ -192,7 +203,7 @@ class StatusReport:
     def _facts(
         self, key: tuple[str, str], writer: WriterRecord, reader: Reader | None
     ) -> WriterFacts:
-        hearing = self._records.hearing
+        hearing = self._hearing
         link_name, link = self._link_of(key[1], writer)
         is_down = link is not None and not link.up
         work = None if reader is None else reader.work
@@ -209,7 +220,7 @@ class StatusReport:
             link_down_since=link.since if link is not None and is_down else None,
             link_detail="" if link is None else f"{link_name}: {link.why}",
             silence_since=self._silence_since,
-            peer=self._peers.get(key[1]),
+            peer=self._peer_facts.get(key[1]),
         )
 
     def _link_of(
@@ -219,7 +230,7 @@ class StatusReport:
 
         If only heartbeats were heard, it is a link to the writer itself.
         """
-        links = self._records.links
+        links = self._links
         if writer.link in links:
             return writer.link, links[writer.link]
         direct = [
@@ -243,10 +254,10 @@ class StatusReport:
 
         A peer that the configuration does not name is left out after its goodbye.
         """
-        hearing = self._records.hearing
+        hearing = self._hearing
         names = {name for _, name in self._expected}
-        for name, peer in sorted(self._records.peers.items()):
-            facts = self._peers[name]
+        for name, peer in sorted(self._peers.items()):
+            facts = self._peer_facts[name]
             if self._is_replaced(facts):
                 yield PeerStatus(name, "", "", "", self._now - facts.heard_at, False)
             elif name in names or not facts.is_leaving:
@@ -263,12 +274,12 @@ class StatusReport:
                 )
 
     def _is_replaced(self, peer: PeerFacts) -> bool:
-        hearing = self._records.hearing
+        hearing = self._hearing
         return is_replaced(peer, hearing.since if hearing.is_up else self._now)
 
     def duplicates(self) -> Iterator[DuplicateStatus]:
         """Yield the instance names that two processes have used recently."""
-        for name, (places, seen) in sorted(self._records.duplicates.items()):
+        for name, (places, seen) in sorted(self._duplicates.items()):
             if self._now - seen < DUPLICATE_FOR:
                 yield DuplicateStatus(name, places, self._now - seen)
 
@@ -284,7 +295,7 @@ class StatusReport:
                 commands + each.pending_commands,
                 size + each.send_buffer + each.kernel_send_buffer,
             )
-        for name, link in sorted(self._records.links.items()):
+        for name, link in sorted(self._links.items()):
             commands, size = queued.get(name, (0, 0))
             since = self._now - link.since
             label = incoming_label(self._name_peer(name, link.peer), link.address)
@@ -302,13 +313,13 @@ class StatusReport:
         """Return the writers that were last heard on a link."""
         return {
             instance_name
-            for (_, instance_name), writer in self._records.writers.items()
+            for (_, instance_name), writer in self._writers.items()
             if writer.link == link
         }
 
     def cut_off_for(self) -> float:
         """Return for how long the process has had no link, in s; 0 if it has one."""
-        hearing = self._records.hearing
+        hearing = self._hearing
         return 0.0 if hearing.is_up else self._now - hearing.since
 
     # -- readiness --------------------------------------------------------------------
@@ -322,12 +333,12 @@ class StatusReport:
         hears nothing. A writer that is not absent delays readiness until, for the first
         time, it is live and all its rows have been delivered.
         """
-        has_links = needs_link or bool(self._records.links)
-        if has_links and not self._records.hearing.is_up:
+        has_links = needs_link or bool(self._links)
+        if has_links and not self._hearing.is_up:
             yield "no link is up"
         for status in writers:
             key = status.stream_name, status.instance_name
-            writer = self._records.writers.get(key)
+            writer = self._writers.get(key)
             if writer is None or writer.was_live or status.reason in _ABSENT:
                 continue
             if status.condition is not Condition.LIVE or status.lag:

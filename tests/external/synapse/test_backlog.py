@@ -40,6 +40,7 @@ from tests.external.synapse.real import (
     new_deployment,
     query,
 )
+from tests.support.http_root import under_root
 from tests.support.link_proxy import Cut, LinkProxy
 from tests.support.recording_observer import RecordingHost
 from tests.support.synapse_process import MAIN, Launcher, WorkerSpec, ours
@@ -278,7 +279,7 @@ class FromOursTests(HomeserverTestCase):
             epoch="e1",
             backlog=self.backlog,
         )
-        port = cast(Any, reactor).listenUNIX(path, Site(resource.under_root()))
+        port = cast(Any, reactor).listenUNIX(path, Site(under_root(resource)))
         self.addCleanup(port.stopListening)
         return {"path": path}
 
