@@ -69,10 +69,7 @@ class ReplicationObserver:
             handler(self, event)
 
     def span(self, work: Work) -> AbstractContextManager[object]:
-        """Return a context that lasts as long as the work.
-
-        The function that exits the context may differ from the one that entered it.
-        """
+        """Return a context that lasts as long as the work."""
         return _NOTHING
 
     def failure(self, what: str, error: BaseException) -> None:

@@ -60,7 +60,7 @@ class TracingObserver(ReplicationObserver):
                 kind=SpanKind.SERVER,
                 attributes=self._attributes(work),
             )
-        # Do not make this the current span: it begins and ends in different contexts.
+        # Do not make this the current span: one write serves several callers.
         return self._tracer.start_span(
             "replication-position-write",
             context=Context(),

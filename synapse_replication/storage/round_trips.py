@@ -19,12 +19,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import attrs
 from twisted.internet.defer import Deferred
-from twisted.python.failure import Failure
 
 from synapse_replication.handlers.events import (
     PositionPersisted,
@@ -141,14 +140,14 @@ class IdRequest:
         except IndexError:
             return None
 
-    def wake(self, failure: Failure | None) -> None:
+    def wake(self, error: Exception | None) -> None:
         """Fire the Deferred, unless the request was abandoned."""
         if self.answered.called or self.given_up:
             return
-        if failure is None:
+        if error is None:
             self.answered.callback(None)
         else:
-            self.answered.errback(failure)
+            self.answered.errback(error)
 
 
 @attrs.define(eq=False, repr=False)
@@ -212,21 +211,25 @@ class IdFetcher:
         if not requests:
             self._fetches.end()
             return
+        Deferred.fromCoroutine(self._fetch_for(requests))
+
+    async def _fetch_for(self, requests: list[IdRequest]) -> None:
         with self._positions as positions:
             fetch = positions.begin_fetch()
         count = sum(request.n for request in requests)
-        self._database.transact(
-            "get_next_ids",
-            lambda txn: self._fetch_ids(txn, fetch, count),
-            autocommit=True,
-        ).addCallbacks(
-            self._assign,
-            self._failed,
-            callbackArgs=(fetch, requests),
-            errbackArgs=(fetch, requests),
-        )
-
-    def _assign(self, ids: list[int], fetch: int, requests: list[IdRequest]) -> None:
+        try:
+            ids = await self._database.transact(
+                "get_next_ids",
+                lambda txn: self._fetch_ids(txn, fetch, count),
+                autocommit=True,
+            )
+        except Exception as error:  # noqa: BLE001 -- the callers of the requests get it
+            self.end_fetch(fetch, [])
+            self._fetches.end()
+            with self._gate.closed():
+                for request in requests:
+                    request.wake(error)
+            return
         if not self.end_fetch(fetch, ids):
             self._fetches.repeat(requests)
             return
@@ -245,13 +248,6 @@ class IdFetcher:
                 request.wake(None)
             if given_up:
                 self._on_finished()
-
-    def _failed(self, failure: Failure, fetch: int, requests: list[IdRequest]) -> None:
-        self.end_fetch(fetch, [])
-        self._fetches.end()
-        with self._gate.closed():
-            for request in requests:
-                request.wake(failure)
 
 
 @attrs.define(eq=False, repr=False)
@@ -300,65 +296,34 @@ class PositionPersister:
             self._upserts.end()
             self._fire(waiting)
             return
+        Deferred.fromCoroutine(self._write(local, waiting))
+
+    async def _write(self, local: int, waiting: list[Deferred[None]]) -> None:
+        stream_name, writer = self._stream.stream_name, self._instance_name
         parameters = {
-            "stream_name": self._stream.stream_name,
-            "instance_name": self._instance_name,
+            "stream_name": stream_name,
+            "instance_name": writer,
             "stream_id": self._stream.sign * local,
         }
-        writing = self._observer.span(
-            PositionWrite(self._stream.stream_name, self._instance_name, local)
-        )
-        writing.__enter__()
-        self._database.transact(
-            "persist_position",
-            lambda txn: txn.execute(self._statement, parameters),
-            autocommit=True,
-        ).addCallbacks(
-            self._upserted,
-            self._failed,
-            callbackArgs=(local, waiting, writing),
-            errbackArgs=(local, waiting, writing),
-        )
-
-    def _upserted(
-        self,
-        _: object,
-        local: int,
-        waiting: list[Deferred[None]],
-        writing: AbstractContextManager[object],
-    ) -> None:
-        writing.__exit__(None, None, None)
-        self._observer.observe(
-            PositionPersisted(self._stream.stream_name, self._instance_name, local)
-        )
-        self._persisted = local
-        self._upserts.end()
-        self._fire(waiting)
-
-    def _failed(
-        self,
-        failure: Failure,
-        local: int,
-        waiting: list[Deferred[None]],
-        writing: AbstractContextManager[object],
-    ) -> None:
-        # Do not fail the waiters: their rows are committed.
-        assert failure.value is not None
-        writing.__exit__(
-            type(failure.value), failure.value, failure.value.__traceback__
-        )
-        stream_name = self._stream.stream_name
-        self._observer.observe(
-            PositionPersistFailed(
-                stream_name, self._instance_name, local, failure.value
+        try:
+            with self._observer.span(PositionWrite(stream_name, writer, local)):
+                await self._database.transact(
+                    "persist_position",
+                    lambda txn: txn.execute(self._statement, parameters),
+                    autocommit=True,
+                )
+        except Exception as error:  # noqa: BLE001 -- reported to the observer
+            # Do not fail the waiters: their rows are committed.
+            self._observer.observe(
+                PositionPersistFailed(stream_name, writer, local, error)
             )
-        )
-        self._observer.failure(
-            f"persisting the position of {stream_name}", failure.value
-        )
-        if not self._retry_is_due:
-            self._retry_is_due = True
-            self._clock.call_later(RETRY_SECONDS, self._retry)
+            self._observer.failure(f"persisting the position of {stream_name}", error)
+            if not self._retry_is_due:
+                self._retry_is_due = True
+                self._clock.call_later(RETRY_SECONDS, self._retry)
+        else:
+            self._observer.observe(PositionPersisted(stream_name, writer, local))
+            self._persisted = local
         self._upserts.end()
         self._fire(waiting)
 

@@ -17,13 +17,13 @@ is therefore greater than any position that a reader may have reached.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import attrs
+from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorFromThreads
 from twisted.logger import Logger
-from twisted.python.failure import Failure
 
 from synapse_replication.errors import ImplausiblePositionError
 from synapse_replication.handlers.observer import ReplicationObserver
@@ -98,16 +98,7 @@ class SequenceCheck:
         self._is_running = True
         self._not_before = now + CHECK_SECONDS
         self._due = now + RECHECK_SECONDS
-        # A position that arrives during this read may be newer than its result.
-        held_back, self._held_back = self._held_back, {}
-        self._database.transact(
-            "check_sequence", self._read, autocommit=True
-        ).addCallbacks(
-            self._succeeded,
-            self._failed,
-            callbackArgs=(held_back,),
-            errbackArgs=(held_back,),
-        )
+        Deferred.fromCoroutine(self._check())
 
     def start_if_due(self, *, is_needed: bool) -> None:
         """Read the sequence if needed, or if the last read was long ago."""
@@ -131,7 +122,22 @@ class SequenceCheck:
             )
         return last
 
-    def _succeeded(self, last: int, held_back: Mapping[str, int]) -> None:
+    async def _check(self) -> None:
+        # A position that arrives during this read may be newer than its result.
+        held_back, self._held_back = self._held_back, {}
+        try:
+            last = await self._database.transact(
+                "check_sequence", self._read, autocommit=True
+            )
+        except Exception as error:  # noqa: BLE001 -- reported to the observer
+            self._is_running = False
+            for instance_name, id_ in held_back.items():
+                newer = self._held_back.get(instance_name, 0)
+                self._held_back[instance_name] = max(id_, newer)
+            self._observer.failure(f"reading sequence {self._stream.sequence}", error)
+            if self._held_back:
+                self._clock.call_later(CHECK_SECONDS, self.start)
+            return
         self._is_running = False
         with self._positions as positions:
             is_news = positions.set_allocated(last) or bool(held_back)
@@ -141,21 +147,9 @@ class SequenceCheck:
         name = self._stream.stream_name
         for instance_name, id_ in held_back.items():
             if id_ > last:
-                error = ImplausiblePositionError(name, instance_name, id_, last)
-                self._observer.failure(f"accepting a position of {name}", error)
+                wrong = ImplausiblePositionError(name, instance_name, id_, last)
+                self._observer.failure(f"accepting a position of {name}", wrong)
         if self._held_back:
             self.start(immediately=True)
         if is_news:
             self._on_checked()
-
-    def _failed(self, failure: Failure, held_back: Mapping[str, int]) -> None:
-        self._is_running = False
-        for instance_name, id_ in held_back.items():
-            newer = self._held_back.get(instance_name, 0)
-            self._held_back[instance_name] = max(id_, newer)
-        assert failure.value is not None
-        self._observer.failure(
-            f"reading sequence {self._stream.sequence}", failure.value
-        )
-        if self._held_back:
-            self._clock.call_later(CHECK_SECONDS, self.start)

@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING
 
 import attrs
 from msgspec import Struct
+from twisted.internet.defer import Deferred
 from twisted.logger import Logger
-from twisted.python.failure import Failure
 
 from synapse_replication.storage.id_generators import MultiWriterIdGenerator
-from synapse_replication.storage.open_transactions import Session, find_session
+from synapse_replication.storage.open_transactions import find_session
 from synapse_replication.streams.stuck_ids import StuckId
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class StuckIdWatch:
             unfinished[name] = known
             if now - known.since >= STUCK_AFTER and now - known.asked >= ASK_EVERY:
                 known.asked = now
-                self._ask(known, generator)
+                Deferred.fromCoroutine(self._ask(known, generator))
         self._unfinished = unfinished
 
     def stuck(self) -> list[StuckId]:
@@ -102,20 +102,25 @@ class StuckIdWatch:
             if now - each.since >= STUCK_AFTER
         ]
 
-    def _ask(self, unfinished: _Unfinished, generator: MultiWriterIdGenerator) -> None:
-        generator.database.transact(
-            "find_session",
-            # The transaction may have begun after the id was allocated.
-            lambda txn: find_session(txn, generator.stream, STUCK_AFTER / 2),
-            autocommit=True,
-        ).addCallbacks(
-            self._answered,
-            self._failed,
-            callbackArgs=(unfinished,),
-            errbackArgs=(unfinished,),
-        )
-
-    def _answered(self, session: Session | None, unfinished: _Unfinished) -> None:
+    async def _ask(
+        self, unfinished: _Unfinished, generator: MultiWriterIdGenerator
+    ) -> None:
+        try:
+            session = await generator.database.transact(
+                "find_session",
+                # The transaction may have begun after the id was allocated.
+                lambda txn: find_session(txn, generator.stream, STUCK_AFTER / 2),
+                autocommit=True,
+            )
+        except Exception as error:  # noqa: BLE001 -- shown in the status
+            unfinished.session = "the sessions of the database could not be read"
+            unfinished.hint = "Look for old transactions in pg_stat_activity."
+            _log.warn(
+                "Cannot find the session that holds id {id}: {error}",
+                id=unfinished.id,
+                error=str(error).strip(),
+            )
+            return
         if session is None:
             unfinished.session = "no session of the database has a transaction that old"
             unfinished.hint = (
@@ -125,12 +130,3 @@ class StuckIdWatch:
         else:
             unfinished.session = session.describe()
             unfinished.hint = session.hint()
-
-    def _failed(self, failure: Failure, unfinished: _Unfinished) -> None:
-        unfinished.session = "the sessions of the database could not be read"
-        unfinished.hint = "Look for old transactions in pg_stat_activity."
-        _log.warn(
-            "Cannot find the session that holds id {id}: {error}",
-            id=unfinished.id,
-            error=str(failure.value).strip(),
-        )
