@@ -152,7 +152,9 @@ class _Process:
         # 5 ms; in that time, the reactor may deliver a whole page of a catch-up.
         sys.setswitchinterval(SWITCH_INTERVAL)
         # Objects created during the start live as long as the process: exclude them
-        # from full garbage collections, which would pause the process.
+        # from full garbage collections, which would pause the process. The caller may
+        # have excluded those that are older than the service.
+        gc.unfreeze()
         gc.collect()
         gc.freeze()
 

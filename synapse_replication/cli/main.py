@@ -164,6 +164,8 @@ def _run(paths: Sequence[str], purpose: Purpose, log_json: bool) -> NoReturn:
         LogFile(sys.stderr), config.log_level, as_json=log_json
     )
     reactor = get_reactor()
+    # Do not search them until the service is up: see run_service().
+    gc.freeze()
     gc.set_threshold(*thresholds)
 
     def make() -> SupervisedProcess:
