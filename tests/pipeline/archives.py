@@ -15,7 +15,7 @@ from deltalake import DeltaTable
 from synapse_replication.pipeline.archive.files import DayWriter
 from synapse_replication.pipeline.archive.purges import OldDay, purge_archive
 from synapse_replication.pipeline.archive.store import ArchiveStore, open_store
-from synapse_replication.pipeline.archive.table import ArchiveTable, Point
+from synapse_replication.pipeline.archive.table import ArchiveTable
 from synapse_replication.pipeline.progress import JobProgress
 from synapse_replication.pipeline.source.offsets import StreamOffset
 from synapse_replication.pipeline.source.options import SourceOptions
@@ -30,23 +30,6 @@ TODAY = datetime.date(2026, 1, 9)
 
 class Killed(BaseException):
     """Simulates the death of the process. Nothing may catch this exception."""
-
-
-def kill_at(point: Point, nth: int = 1) -> Callable[[Point], None]:
-    """
-    Return a watch that raises :exc:`Killed` when it is called with a point for the nth
-    time.
-    """
-    left = nth
-
-    def watch(reached: Point) -> None:
-        nonlocal left
-        if reached is point:
-            left -= 1
-            if left == 0:
-                raise Killed(point)
-
-    return watch
 
 
 def receipts(first: int, last: int, *, day: int | None = None) -> list[dict[str, Any]]:

@@ -13,8 +13,8 @@ import click
 from scripts.tools.archive_kills.kills import VICTIMS, Kill, plan_kills
 from scripts.tools.archive_kills.rounds import KillTest, TwoDriversTest
 from scripts.tools.archive_kills.work import RETENTION_VARIABLE, work
-from synapse_replication.pipeline.archive.table import Point
 from synapse_replication.testing.servers import PrivatePostgres
+from tests.support.archive_points import Point
 
 
 @click.command()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import attrs
 
-from synapse_replication.pipeline.archive.table import Point
+from tests.support.archive_points import Point
 
 #: The processes that one kill can end.
 VICTIMS = ("python", "both", "java")

@@ -7,7 +7,7 @@ import sys
 from collections import Counter
 
 from scripts.tools.archive_kills.kills import Kill, kill_process
-from synapse_replication.pipeline.archive.table import Point
+from tests.support.archive_points import Point, watched
 
 DSN_VARIABLE = "SYNAPSE_REPLICATION_DSN"
 RETENTION_VARIABLE = "ARCHIVE_KILLS_RETENTION_HOURS"
@@ -28,7 +28,6 @@ def work(folder: str, kill: Kill | None) -> None:
     :param kill: a kill at a named point; ``None`` if this process performs none.
     """
     from synapse_replication.errors import PipelineError
-    from synapse_replication.pipeline.archive import table as tables
     from synapse_replication.pipeline.archive.progress import ArchiveProgress
     from synapse_replication.pipeline.archive.run import ArchiveSettings, run_archive
     from synapse_replication.pipeline.settings import settings_of_dsn
@@ -41,20 +40,20 @@ def work(folder: str, kill: Kill | None) -> None:
         if kill is not None and point is kill.point and reached[point] == kill.nth:
             kill_process(os.getpid(), kill.victims)
 
-    tables.reached = watch
     try:
-        run_archive(
-            ArchiveSettings(
-                folder,
-                settings_of_dsn(os.environ[DSN_VARIABLE]),
-                once=True,
-                batch_ids=_BATCH_IDS,
-                compact_files=_COMPACT_FILES,
-                retention_hours=int(os.environ.get(RETENTION_VARIABLE, "168")),
-                master="local[2]",
-            ),
-            ArchiveProgress(sys.stderr),
-        )
+        with watched(watch):
+            run_archive(
+                ArchiveSettings(
+                    folder,
+                    settings_of_dsn(os.environ[DSN_VARIABLE]),
+                    once=True,
+                    batch_ids=_BATCH_IDS,
+                    compact_files=_COMPACT_FILES,
+                    retention_hours=int(os.environ.get(RETENTION_VARIABLE, "168")),
+                    master="local[2]",
+                ),
+                ArchiveProgress(sys.stderr),
+            )
     except PipelineError as error:
         print(f"{_REFUSED}{error}", flush=True)  # noqa: T201
         sys.exit(STATUS_REFUSED if _CONFLICT in str(error) else 1)

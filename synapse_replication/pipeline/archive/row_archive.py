@@ -16,11 +16,10 @@ from typing import Any, Final
 import attrs
 
 from synapse_replication.errors import PipelineError
-from synapse_replication.pipeline.archive import table as tables
 from synapse_replication.pipeline.archive.damage import wrong_sizes
 from synapse_replication.pipeline.archive.files import DayWriter, WrittenFile
 from synapse_replication.pipeline.archive.store import ArchiveStore
-from synapse_replication.pipeline.archive.table import ArchiveTable, Point
+from synapse_replication.pipeline.archive.table import ArchiveTable
 from synapse_replication.pipeline.failures import reason_of
 from synapse_replication.pipeline.scan import FEW_ROWS, Spark, batched, run_tasks
 from synapse_replication.pipeline.source.completeness import (
@@ -175,7 +174,6 @@ class RowsArchiver:
             end = self._planner.latest(txn, selections, start)
             parts = self._planner.parts(txn, selections, start, end)
             self._conninfo = pinned(self._options.conninfo, txn.connection)
-        tables.reached(Point.PLANNED)
         return parts, start, end
 
     def _open(self, stream: str, report: Callable[[str], object]) -> ArchiveTable:
@@ -191,7 +189,6 @@ class RowsArchiver:
         write = functools.partial(write_parts, self._store, self._conninfo, today)
         tasks = pack(batch.parts, None)
         results = run_tasks(write, tasks, spark)
-        tables.reached(Point.WRITTEN)
         files = [file for found, _ in results for file in found]
         rows = {}
         for stream, offset in sorted(batch.offsets.items()):
@@ -199,9 +196,7 @@ class RowsArchiver:
             of_stream = [file for file in files if file.uri == table.uri]
             rows[stream] = sum(file.rows for file in of_stream)
             table.commit(of_stream, offset)
-            tables.reached(Point.COMMITTED)
         self.offsets.update(batch.offsets)
-        tables.reached(Point.ALL_COMMITTED)
         return WrittenRows(rows, len(files), [s for _, found in results for s in found])
 
 

@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 from prometheus_client import CollectorRegistry
 
-from synapse_replication.pipeline.archive import table as tables
 from synapse_replication.pipeline.archive.closed_recordings import (
     find_closed_recordings,
     plan_recordings,
@@ -35,7 +34,7 @@ from synapse_replication.pipeline.archive.metrics import ArchiveMetrics
 from synapse_replication.pipeline.archive.progress import ArchiveProgress, Numbers
 from synapse_replication.pipeline.archive.row_archive import RowsArchiver, WrittenRows
 from synapse_replication.pipeline.archive.store import open_store
-from synapse_replication.pipeline.archive.table import ArchiveTable, Point
+from synapse_replication.pipeline.archive.table import ArchiveTable
 from synapse_replication.pipeline.failures import short_failures
 from synapse_replication.pipeline.schemas import ARCHIVED_WIRE_SCHEMA
 from synapse_replication.pipeline.settings import PipelineSettings
@@ -234,10 +233,8 @@ class _Archive:
         for recordings in plan_recordings(found, wire.archived_size):
             today = datetime.datetime.now(datetime.timezone.utc).date()
             files = write_recordings(self._spark, self._store, recordings, today)
-            tables.reached(Point.WRITTEN)
             sizes = {path.name: size for path, size in recordings.items()}
             wire.commit(files, recordings=sizes)
-            tables.reached(Point.COMMITTED)
             commands = sum(file.rows for file in files)
             self._numbers.commands += commands
             self._numbers.recordings += len(recordings)
@@ -254,7 +251,8 @@ class _Archive:
         ):
             self._batches_since_compaction = 0
             self._compact()
-        if finished:
+        if finished and (self._settings.once or time.monotonic() >= self._next_vacuum):
+            self._next_vacuum = time.monotonic() + _VACUUM_SECONDS
             self._vacuum()
 
     def _tables(self) -> Iterator[ArchiveTable]:
@@ -264,26 +262,20 @@ class _Archive:
             yield self._wire
 
     def _compact(self) -> None:
-        tables.reached(Point.COMPACTING)
         before = after = 0
         for table in self._tables():
             merged, new = table.compact(self._settings.compact_files)
             before += merged
             after += new
-        tables.reached(Point.COMPACTED)
         if before:
             self._numbers.compacted_files += before
             self._metrics["compacted_files"].inc(before)
             self._report(f"{before} small files merged into {after}")
 
     def _vacuum(self) -> None:
-        if not self._settings.once and time.monotonic() < self._next_vacuum:
-            return
-        self._next_vacuum = time.monotonic() + _VACUUM_SECONDS
         removed = sum(
             table.vacuum(self._settings.retention_hours) for table in self._tables()
         )
-        tables.reached(Point.VACUUMED)
         if removed:
             self._metrics["vacuumed_files"].inc(removed)
             self._report(f"{removed} unused files removed")

@@ -9,7 +9,6 @@ stops. A purge may change the table while a driver is running.
 from __future__ import annotations
 
 import contextlib
-import enum
 import logging
 import time
 from collections import Counter
@@ -53,22 +52,6 @@ _STATISTICS: Final = "delta.dataSkippingStatsColumns"
 
 #: The maximum number of attempts to commit, if purges change the table meanwhile.
 _ATTEMPTS: Final = 5
-
-
-class Point(enum.Enum):
-    """A point of a run at which tests interrupt it, or kill the driver."""
-
-    PLANNED = "planned"
-    WRITTEN = "written"
-    COMMITTED = "committed"
-    ALL_COMMITTED = "all-committed"
-    COMPACTING = "compacting"
-    COMPACTED = "compacted"
-    VACUUMED = "vacuumed"
-
-
-def reached(point: Point) -> None:
-    """Do nothing: tests replace this function."""
 
 
 class ArchiveTable:

@@ -24,20 +24,19 @@ from synapse_replication.pipeline import scan
 from synapse_replication.pipeline.archive import (
     row_archive,
     run as job,
-    table as tables,
 )
 from synapse_replication.pipeline.archive.frames import read_archive
 from synapse_replication.pipeline.archive.metrics import ArchiveMetrics
 from synapse_replication.pipeline.archive.progress import ArchiveProgress, Numbers
 from synapse_replication.pipeline.archive.run import ArchiveSettings, run_archive
 from synapse_replication.pipeline.archive.store import open_store
-from synapse_replication.pipeline.archive.table import Point
 from synapse_replication.pipeline.settings import settings_of_dsn
 from synapse_replication.pipeline.source import reading
 from synapse_replication.testing.servers import shared_postgres
 from tests.pipeline.archives import keys_of
 from tests.pipeline.shared_session import shared_session
 from tests.support.archive_database import add_rows, make_tables, read_keys
+from tests.support.archive_points import Point, watched
 
 
 class StopError(Exception):
@@ -59,11 +58,8 @@ class ArchiveTests(SynchronousTestCase):
     ) -> Numbers:
         """Archive; call a function at each point of the run."""
         if watch is not None:
-            patch = self.patch(tables, "reached", watch)
-            try:
+            with watched(watch):
                 return self.archive(**settings)
-            finally:
-                patch.restore()
         run = {
             name: settings.pop(name)
             for name in ("stopping", "metrics")
