@@ -26,6 +26,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Annotated, Any, cast
 
+import attrs
 import msgspec
 import twisted.web.client
 from hyperlink import URL, DecodedURL
@@ -178,6 +179,13 @@ def make_agent(
     return agent, pool
 
 
+def _decompressing(agent: IAgent) -> Any:
+    return ContentDecoderAgent(  # type: ignore[no-untyped-call]
+        agent, [(b"gzip", GzipDecoder)]
+    )
+
+
+@attrs.define(eq=False, repr=False)
 class HttpCatchUpClient:
     """Client of the writers' replication resources. It does not retry.
 
@@ -194,28 +202,18 @@ class HttpCatchUpClient:
     :param observer: notified of each request for rows.
     """
 
-    def __init__(
-        self,
-        agent: IAgent,
-        locations: Mapping[str, InstanceLocation],
-        secret: str | None,
-        clock: IReactorTime,
-        *,
-        timeout: float = REQUEST_TIMEOUT,
-        max_answer_length: int = MAX_ANSWER_LENGTH,
-        epoch_of: Callable[[str], str | None] | None = None,
-        observer: ReplicationObserver | None = None,
-    ) -> None:
-        self._agent: IAgent = ContentDecoderAgent(  # type: ignore[no-untyped-call]
-            agent, [(b"gzip", GzipDecoder)]
-        )
-        self._locations = locations
-        self._secret = secret
-        self._clock = clock
-        self._timeout = timeout
-        self._max_answer_length = max_answer_length
-        self._epoch_of = epoch_of
-        self._observer = observer or ReplicationObserver()
+    _agent: IAgent = attrs.field(converter=_decompressing)
+    _locations: Mapping[str, InstanceLocation]
+    _secret: str | None
+    _clock: IReactorTime
+    _timeout: float = attrs.field(default=REQUEST_TIMEOUT, kw_only=True)
+    _max_answer_length: int = attrs.field(default=MAX_ANSWER_LENGTH, kw_only=True)
+    _epoch_of: Callable[[str], str | None] | None = attrs.field(
+        default=None, kw_only=True
+    )
+    _observer: ReplicationObserver = attrs.field(
+        factory=ReplicationObserver, kw_only=True
+    )
 
     def for_stream(self, stream_name: str) -> UpdateFunction:
         """Return the update function of one stream."""

@@ -114,10 +114,6 @@ class RedisSender:
         must publish this instance's positions before it returns.
     :param on_connected: called on each new connection, before anything else is
         published.
-    :ivar receivers: the number of processes that received the last acknowledged
-        message; ``None`` before the first reply. It includes this process if this
-        process subscribes to the message's channel. If it is 1 on the main channel,
-        the server name or the address of Redis may be wrong.
     """
 
     def __init__(
@@ -137,7 +133,6 @@ class RedisSender:
         self._pacing = Pacing()
         self._when_ready: list[Callable[[], object]] = []
         self._waiters: list[Deferred[None]] = []
-        self.receivers: int | None = None
 
     @property
     def unacknowledged(self) -> int:

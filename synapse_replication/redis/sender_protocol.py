@@ -177,7 +177,6 @@ class RedisSenderProtocol(RedisProtocol):
                     refusal = reply
                     break
                 acknowledged += 1
-                self.factory.sender.receivers = reply
                 if awaited[0] == 1:
                     awaited.popleft()
                 else:

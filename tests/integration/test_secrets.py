@@ -320,7 +320,7 @@ class RedisTests(TestCase):
         redis = PrivateRedis(password=PASSWORD).start()
         self.addCleanup(redis.stop)
         link = await self.link(watch, redis, PASSWORD)
-        await self.until(lambda: link.sender.receivers == 1)
+        await self.until(lambda: bool(redis.clients("pubsub")))
         for line in (*LINES, b"REMOTE_SERVER_UP last"):
             for channel in ("hs.example", "hs.example/USER_IP"):
                 link.sender.publish("USER_IP", channel, [line])
