@@ -204,9 +204,13 @@ class ConfigProblem(Struct, frozen=True):
     hint: str
     line: int | None = None
 
+    @property
+    def where(self) -> str:
+        """The file, with the line if it is known."""
+        return self.file if self.line is None else f"{self.file}:{self.line}"
+
     def __str__(self) -> str:
-        where = self.file if self.line is None else f"{self.file}:{self.line}"
-        return f"{where}: {self.key}: {self.problem}; {self.hint}"
+        return f"{self.where}: {self.key}: {self.problem}; {self.hint}"
 
     def __repr__(self) -> str:
         return f"<ConfigProblem {self}>"

@@ -73,12 +73,9 @@ def exit_with_problems(error: ConfigError) -> NoReturn:
     what = counted(len(error.problems), "problem")
     lines = [click.style(f"{what} in the configuration:", fg="red", bold=True)]
     for problem in error.problems:
-        where = (
-            problem.file if problem.line is None else f"{problem.file}:{problem.line}"
-        )
         lines += [
             "",
-            f"  {where}: {click.style(problem.key, bold=True)}",
+            f"  {problem.where}: {click.style(problem.key, bold=True)}",
             f"    {problem.problem}",
             f"    -> {problem.hint}",
         ]

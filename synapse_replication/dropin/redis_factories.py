@@ -15,6 +15,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import txredisapi
+
 from synapse_replication.dropin.foreign import as_connection_handler
 from synapse_replication.dropin.host_code import host_attribute
 from synapse_replication.dropin.observer import observer_of
@@ -28,12 +30,22 @@ _CONNECT_TIMEOUT = 30.0
 
 
 class DropInRedisFactory(SenderFactory):
-    """The reconnecting factory of outbound connections.
+    """The reconnecting factory of outbound connections."""
 
-    :param options: the arguments of txredisapi's factory, by name.
-    """
-
-    def __init__(self, hs: Any, **options: Any) -> None:
+    def __init__(
+        self,
+        hs: Any,
+        uuid: str,
+        dbid: int | None,
+        poolsize: int,
+        isLazy: bool = False,
+        handler: type = txredisapi.ConnectionHandler,
+        charset: str = "utf-8",
+        username: str | None = None,
+        password: str | None = None,
+        replyTimeout: float = 30.0,
+        convertNumbers: bool = True,
+    ) -> None:
         reactor, observer = hs.get_reactor(), observer_of(hs)
 
         def announce(lost: int) -> None:
@@ -53,7 +65,16 @@ class DropInRedisFactory(SenderFactory):
                 announce,
                 on_connected=resume_extension,
             ),
-            **options,
+            uuid=uuid,
+            dbid=dbid,
+            poolsize=poolsize,
+            isLazy=isLazy,
+            handler=handler,
+            charset=charset,
+            username=username,
+            password=password,
+            replyTimeout=replyTimeout,
+            convertNumbers=convertNumbers,
         )
 
 
