@@ -161,18 +161,6 @@ def replace_log_files(
     return versions
 
 
-@attrs.frozen
-class _Hole:
-    """The rows of a stream that are to be read again.
-
-    :ivar days: the days of these rows; ``None`` for any day.
-    """
-
-    start: StreamOffset
-    end: StreamOffset
-    days: frozenset[str] | None = None
-
-
 def _repair(
     store: ArchiveStore,
     options: SourceOptions,
@@ -188,24 +176,26 @@ def _repair(
     broken = [each.file for each in damaged]
     intact = [file for file in table.files if file not in broken]
     days = frozenset(file.day for file in broken)
-    holes = [
-        _Hole(StreamOffset(low - 1), StreamOffset(high), days)
+    # Offsets between which rows are read again, and the days of these rows; none for
+    # any day.
+    holes: list[tuple[StreamOffset, StreamOffset, Collection[str]]] = [
+        (StreamOffset(low - 1), StreamOffset(high), days)
         for low, high in _ranges(broken)
     ]
     if lost_commits:
-        holes.append(_Hole(*offset_gap(delta, lost_commits)))
+        holes.append((*offset_gap(delta, lost_commits), ()))
     today = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
     first_day = datetime.date.fromisoformat(min([*days, today]))
     writer = DayWriter(store, table.uri, "written_ts", first_day)
     written_keys: list[pa.Table] = []
-    for hole in holes:
-        known = _keys(store, intact, hole.start.least + 1, hole.end.furthest)
-        for rows in _stored(options, table.name, hole, report):
+    for start, end, days_of_rows in holes:
+        known = _keys(store, intact, start.least + 1, end.furthest)
+        for rows in _stored(options, table.name, start, end, report):
             lacking = _without(rows, pa.concat_tables([known, *written_keys]))
-            if hole.days is None:
-                lacking = lacking.filter(pc.field("stream_id") > purged_up_to)
+            if days_of_rows:
+                lacking = _of_days(lacking, days_of_rows)
             else:
-                lacking = _of_days(lacking, hole.days)
+                lacking = lacking.filter(pc.field("stream_id") > purged_up_to)
             written_keys.append(lacking.select(_KEY).cast(_KEY_SCHEMA))
             for batch in lacking.to_batches():
                 writer.write(batch)
@@ -251,14 +241,17 @@ def _keys(
 
 
 def _stored(
-    options: SourceOptions, stream: str, hole: _Hole, report: Callable[[str], object]
+    options: SourceOptions,
+    stream: str,
+    start: StreamOffset,
+    end: StreamOffset,
+    report: Callable[[str], object],
 ) -> Iterator[pa.Table]:
     """Yield the rows between two offsets that the database has, and can convert."""
     planner = Planner(options, continuous=True)
     with reading(options.conninfo) as txn:
         selections = [s for s in planner.select(txn) if s.stream.name == stream]
-        start, end = {stream: hole.start}, {stream: hole.end}
-        parts = planner.parts(txn, selections, start, end)
+        parts = planner.parts(txn, selections, {stream: start}, {stream: end})
         conninfo = pinned(options.conninfo, txn.connection)
     with connected(conninfo) as connection:
         for part in parts:

@@ -113,11 +113,17 @@ def cut_by_rows(
     :return: an offset for each stream.
     """
     tokens = {}
+    counts = {}
     for selection in selections:
         name = selection.stream.name
-        part = selection.between(start[name], end[name])
-        tokens[name] = _Tokens(txn, part, limit)
-    counts = {name: of_stream.count() for name, of_stream in tokens.items()}
+        sql = _first_tokens(selection.between(start[name], end[name]), limit)
+        tokens[name] = f"({sql}) AS found"
+        # If there are more rows than the limit, this is the limit plus one.
+        counts[name] = _number(
+            txn,
+            f"SELECT count(*) FROM (SELECT FROM {tokens[name]} LIMIT {limit + 1}) "
+            "AS first_of_them",
+        )
     cut: dict[str, StreamOffset] = {}
     left = limit
     # Process the smallest streams first, because the larger ones get the unused parts
@@ -130,8 +136,12 @@ def cut_by_rows(
             left -= counts[name]
             continue
         # The first token that exceeds the share is left for Spark's next micro-batch.
-        beyond = tokens[name].token_at(share)
-        used = tokens[name].count_up_to(beyond - 1)
+        found = f"FROM {tokens[name]}"
+        beyond = _number(
+            txn,
+            f"SELECT stream_id {found} ORDER BY stream_id OFFSET {share} LIMIT 1",
+        )
+        used = _number(txn, f"SELECT count(*) {found} WHERE stream_id < {beyond}")
         if not used and share == left == limit:
             beyond += 1
             used = limit
@@ -140,45 +150,19 @@ def cut_by_rows(
     return cut
 
 
-class _Tokens:
-    """The tokens of the first rows of a part.
+def _first_tokens(part: Part, limit: int) -> str:
+    """Return the query for the tokens of the first rows of a part.
 
     The database counts them, because there may be too many to fetch.
     """
+    return " UNION ALL ".join(
+        ids_sql(part, query, limit=limit + 1)
+        for query in part.stream.queries
+        if query.range.table in part.present.tables
+    )
 
-    def __init__(self, txn: cursor, part: Part, limit: int) -> None:
-        self._txn = txn
-        self._limit = limit
-        self._sql = " UNION ALL ".join(
-            ids_sql(part, query, limit=limit + 1)
-            for query in part.stream.queries
-            if query.range.table in part.present.tables
-        )
 
-    def count(self) -> int:
-        """Return the number of rows; if it exceeds the limit, the limit plus one."""
-        return self._one(
-            f"SELECT count(*) FROM (SELECT FROM ({self._sql}) AS found "
-            f"LIMIT {self._limit + 1}) AS first_of_them"
-        )
-
-    def token_at(self, index: int) -> int:
-        """Return the token of a row.
-
-        :param index: the index of the row in the order of tokens, from 0.
-        """
-        return self._one(
-            f"SELECT stream_id FROM ({self._sql}) AS found ORDER BY stream_id "
-            f"OFFSET {index} LIMIT 1"
-        )
-
-    def count_up_to(self, token: int) -> int:
-        """Return the number of rows with tokens up to and including ``token``."""
-        return self._one(
-            f"SELECT count(*) FROM ({self._sql}) AS found WHERE stream_id <= {token}"
-        )
-
-    def _one(self, sql: str) -> int:
-        self._txn.execute(sql)
-        ((value,),) = self._txn.fetchall()
-        return int(value)
+def _number(txn: cursor, sql: str) -> int:
+    txn.execute(sql)
+    ((value,),) = txn.fetchall()
+    return int(value)
