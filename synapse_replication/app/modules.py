@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import CoroutineType, MappingProxyType, NoneType
 from typing import Any
 
-import attrs
+from msgspec import Struct
 from twisted.application.service import IService, MultiService
 
 from synapse_replication.app.made_types import find_made_types
@@ -126,8 +126,7 @@ def add_service(
     service.setServiceParent(parent)  # type: ignore[no-untyped-call]
 
 
-@attrs.frozen
-class Factories:
+class Factories(Struct, frozen=True):
     """The functions that create the user's objects; each is called with the host.
 
     :ivar row_sink: creates the row sink; ``None`` if none is configured.

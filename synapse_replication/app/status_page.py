@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
-import attrs
+from msgspec import Struct
 from twisted.web.resource import Resource
 
 from synapse_replication.instrumentation.status.assessment import Standing, assess
@@ -66,8 +66,7 @@ MOST_SHOWN = 80
 PATIENCE_MS = 4000
 
 
-@attrs.frozen
-class PageVerdict:
+class PageVerdict(Struct, frozen=True):
     """The headline of a status.
 
     :ivar tone: ``good``, ``busy`` or ``bad``.

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
+from msgspec import Struct
 from msgspec.structs import replace
 
 from synapse_replication.config.models import SharedFile
@@ -49,8 +50,7 @@ class DatabaseConfig:
     max_connections: int = 10
 
 
-@attrs.frozen
-class DeploymentConfig:
+class DeploymentConfig(Struct, frozen=True):
     """The configuration that all processes of a deployment share.
 
     :ivar database: ``None`` if the database is not PostgreSQL, or not configured.
@@ -99,7 +99,7 @@ def read_shared(paths: Sequence[str]) -> tuple[MergedFiles, SharedFile]:
     if shared is INVALID:
         # Only server_name is required. Read the rest, whose problems are reported.
         values = {**merged.values, "server_name": "unknown"}
-        shared = read_value(SharedFile, values, (), attrs.evolve(merged, problems=[]))
+        shared = read_value(SharedFile, values, (), replace(merged, problems=[]))
     if any(_invalidates_streams(problem.key) for problem in merged.problems):
         # Which keys of stream_writers are valid depends on the declared streams.
         shared = replace(shared, stream_writers={})

@@ -17,8 +17,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import attrs
 import yaml
+from msgspec import Struct, field
 from yaml.reader import ReaderError
 
 from synapse_replication.errors import ConfigError, ConfigProblem
@@ -37,8 +37,7 @@ KeyPath: TypeAlias = tuple[str | int, ...]
 """The path of a value: keys of mappings, and indices of lists from 0."""
 
 
-@attrs.frozen
-class SourceLocation:
+class SourceLocation(Struct, frozen=True):
     """The source location of a key, or of an item of a list.
 
     :ivar file: the file name as it was given.
@@ -79,8 +78,7 @@ def hint_for(word: str, known: Collection[str], otherwise: str = "") -> str:
     return otherwise or f"write one of {', '.join(known)}"
 
 
-@attrs.frozen
-class MergedFiles:
+class MergedFiles(Struct, frozen=True):
     """The merged content of the files.
 
     :ivar files: the given files, and those of the given folders, in order; also files
@@ -93,7 +91,7 @@ class MergedFiles:
     files: Sequence[str]
     values: Mapping[str, Any]
     locations: Mapping[KeyPath, SourceLocation]
-    problems: list[ConfigProblem] = attrs.Factory(list)
+    problems: list[ConfigProblem] = field(default_factory=list)
 
     def report(self, path: KeyPath, problem: str, hint: str) -> None:
         """Report a problem with the value at ``path``."""

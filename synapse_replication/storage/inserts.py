@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import attrs
+from msgspec import Struct
 
 from synapse_replication.storage.queries import identifier
 from synapse_replication.streams.table import TableStream
 
 
-@attrs.frozen
-class InsertStatement:
+class InsertStatement(Struct, frozen=True):
     """A statement that inserts rows.
 
     :ivar sql: the statement, with the named parameters ``id``, ``instance_name`` (only

@@ -29,6 +29,7 @@ from typing import Any, Protocol
 
 import attrs
 import psycopg2
+from msgspec import Struct
 from twisted.logger import Logger
 
 from synapse_replication.errors import CatchUpError
@@ -74,8 +75,7 @@ class HandledPositions(Protocol):
         ...
 
 
-@attrs.frozen
-class WriterSurvey:
+class WriterSurvey(Struct, frozen=True):
     """The state of a stream's writers in the database; ids are distances from zero.
 
     :ivar upto: the value of the sequence, which was read before everything else.

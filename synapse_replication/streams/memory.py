@@ -29,6 +29,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
 import attrs
+from msgspec import Struct
 from msgspec.structs import replace
 
 from synapse_replication.errors import (
@@ -87,8 +88,7 @@ class InMemory:
 MAX_READERS = 100
 
 
-@attrs.frozen
-class _Entry:
+class _Entry(Struct, frozen=True):
     """The rows of one token, as JSON text, with the key of each if the stream has keys.
 
     :ivar size: the length of the texts, in bytes.
