@@ -170,6 +170,7 @@ class PassiveTcpLink(DirectTcpReplicationClientFactory):
         self.start = partial(self.connect, endpoint, where)
 
 
+@attrs.define(eq=False, repr=False)
 class Follower(Service):
     """A service that runs the passive links of a process until it is stopped.
 
@@ -181,32 +182,27 @@ class Follower(Service):
     :raises ConfigError: if an endpoint for direct TCP cannot be used.
     """
 
-    def __init__(
-        self,
-        config: ProcessConfig,
-        reactor: Any,
-        name: str,
-        tap: Tap,
-        observer: ReplicationObserver,
-        finish: Callable[[], object],
-        begin: Callable[[], object] = lambda: None,
-    ) -> None:
-        self._config = config
-        self._begin = begin
-        self._finish = finish
-        self.started: Deferred[None] = Deferred()
-        server_name, clock = config.server_name, ReactorClock(reactor)
-        self._links: list[PassiveRedisLink | PassiveTcpLink]
+    _config: ProcessConfig
+    _reactor: Any
+    _name: str
+    _tap: Tap
+    _observer: ReplicationObserver
+    _finish: Callable[[], object]
+    _begin: Callable[[], object] = lambda: None
+    started: Deferred[None] = attrs.field(factory=Deferred, init=False)
+    _links: list[PassiveRedisLink | PassiveTcpLink] = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        config, reactor, tap = self._config, self._reactor, self._tap
+        name, observer = config.server_name, self._observer
         if config.redis is not None:
-            self._links = [
-                PassiveRedisLink(reactor, config.redis, server_name, tap, observer)
-            ]
+            self._links = [PassiveRedisLink(reactor, config.redis, name, tap, observer)]
             return
         self._links = [
             PassiveTcpLink(
+                self._name,
                 name,
-                server_name,
-                clock,
+                ReactorClock(reactor),
                 tap,
                 observer,
                 client_endpoint(reactor, description, config),
