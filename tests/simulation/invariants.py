@@ -104,7 +104,7 @@ class Reader:
     :ivar starts: the number of the writer's starts when the position last moved back;
         except for idempotent streams, also when this epoch began.
     :ivar left: the writer's epoch of the view that the last move back emptied.
-    :ivar knows_epoch: returns whether the process knows a writer's epoch.
+    :ivar knows_epoch: returns whether the reader knows a writer's epoch.
     :ivar unsure: the (stream, writer) pairs whose epoch it did not know when one of its
         links changed.
     :ivar severed: the position when the process last lost a link, by (stream, writer):

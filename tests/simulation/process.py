@@ -242,12 +242,19 @@ class Process:
             if writer != self.name
         }
         self.reader = cluster.begin_epoch(self.name, positions, self.epoch)
-        self.reader.knows_epoch = lambda writer: (
-            self.epochs.epoch_of(writer) is not None
-        )
+        self.reader.knows_epoch = self._knows_epoch
         if cluster.retains_rows(self.name):
             for key in positions.keys() - self._not_saved:
                 self.saved.positions[key] = positions[key]
+
+    def _knows_epoch(self, writer: str) -> bool:
+        """Return whether a reader knows, or is about to begin, its writer's epoch."""
+        reader = self.handler.receivers[MEMORY_STREAM].readers().get(writer)
+        if reader is None:
+            return False
+        return reader.epoch is not None or (
+            reader.work is not None and reader.work.epoch is not None
+        )
 
     def _make_handler(self) -> ReplicationCommandHandler:
         cluster, host = self.cluster, self.host
