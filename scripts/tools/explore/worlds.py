@@ -79,6 +79,7 @@ DEEP: Mapping[str, tuple[Kind, Bounds]] = {
     "claims": (Kind.DATABASE, Bounds(ids=2, links=1, lies=1, burst=1)),
     "database, lie, two links": (Kind.DATABASE, _bounds(1, 2, 1, lies=1)),
     "claims, memory": (Kind.MEMORY, Bounds(ids=1, links=1, lies=1, burst=1)),
+    "database, lie, three ids": (Kind.DATABASE, _bounds(3, 1, 1, lies=1)),
     "three ids, two links": (Kind.DATABASE, _bounds(3, 2, 1)),
     "database, three ids, all faults": (Kind.DATABASE, _bounds(3, 1, 6)),
     "memory, two links, two ids": (Kind.MEMORY, _bounds(2, 2, 1, hellos=1)),
