@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import enum
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -224,8 +224,23 @@ class PrometheusObserver(ReplicationObserver):
         self._sent = self._metrics["synapse_replication_tcp_resource_stream_updates"]
         self._greatest: dict[str, int] = {}
         self._status = status
+        self._buffer_sources: list[
+            Callable[[], Iterable[events.ConnectionBuffers]]
+        ] = []
+        if status is not None:
+            self._buffer_sources.append(status.buffers)
         self._backlog: Iterable[tuple[str, StreamBacklog]] = ()
         replication_metrics.scrape(server_name, self)
+
+    def watch_buffers(
+        self, source: Callable[[], Iterable[events.ConnectionBuffers]]
+    ) -> None:
+        """Read the buffers of a group of connections at each scrape.
+
+        :param source: returns the buffers of the open connections in the group, unless
+            the status has them, too.
+        """
+        self._buffer_sources.append(source)
 
     def watch_backlog(self, backlog: Iterable[tuple[str, StreamBacklog]]) -> None:
         """Read the sizes of the streams' backlogs at each scrape."""
@@ -239,7 +254,7 @@ class PrometheusObserver(ReplicationObserver):
         """
         gauges: dict[tuple[str, ...], float] = {}
         connections: set[str] = set()
-        for buffers in () if self._status is None else self._status.buffers():
+        for buffers in (each for source in self._buffer_sources for each in source()):
             is_known = buffers.connection in connections
             has_room = len(connections) < MAX_CHILDREN
             connection = buffers.connection if is_known or has_room else OTHER

@@ -302,6 +302,14 @@ class PrometheusObserverTests(SynchronousTestCase):
         open_now.clear()
         self.assertIsNone(self.value(pending, name="w1"))
 
+    def test_buffers_without_a_status(self) -> None:
+        """An application that has no status registers the buffers with this one."""
+        counting = PrometheusObserver(self.metrics, "other")
+        counting.watch_buffers(lambda: [ConnectionBuffers("w1", 1, 2, 3, 4)])
+        counting.watch_buffers(lambda: [ConnectionBuffers("w1", 10, 0, 0, 0)])
+        pending = PROTOCOL + "pending_commands"
+        self.assertEqual(self.value(pending, name="w1", server_name="other"), 11)
+
     def test_names_of_connections_are_bounded(self) -> None:
         """Buffers of connections beyond a bound are added up under one label."""
         self.status.watch_buffers(
