@@ -48,6 +48,11 @@ class HealthResource(Resource):
         request.setHeader(b"Content-Type", b"text/plain; charset=utf-8")
         return b"OK"
 
+    def render_HEAD(self, request: Any) -> bytes:
+        """Return nothing: Twisted logs a warning for each body that it discards."""
+        request.setHeader(b"Content-Length", b"%d" % len(self.render_GET(request)))
+        return b""
+
 
 def make_root(
     resources: frozenset[str],

@@ -6,6 +6,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter
 from treq.testing import StubTreq
+from twisted.logger import LogEvent, formatEvent, globalLogPublisher
 from twisted.trial.unittest import SynchronousTestCase
 from twisted.web.resource import Resource
 from twisted.web.static import Data
@@ -33,6 +34,25 @@ class MakeRootTests(SynchronousTestCase):
     def test_health(self) -> None:
         """A listening process reports that it is healthy."""
         self.assertEqual(self.get("/health", "health"), (200, "OK"))
+
+    def test_head_of_health(self) -> None:
+        """A load balancer may request only the headers; this is not logged."""
+        logged: list[LogEvent] = []
+        log: Any = logged.append
+        globalLogPublisher.addObserver(log)
+        self.addCleanup(globalLogPublisher.removeObserver, log)
+        status = StatusObserver("x.test", "me")
+        http: Any = StubTreq(
+            make_root(frozenset({"health"}), CollectorRegistry(), status.snapshot)
+        )
+        response = self.successResultOf(http.head("http://process/health"))
+        http.flush()
+        self.assertEqual(response.code, 200)
+        self.assertEqual(response.headers.getRawHeaders("Content-Length"), ["2"])
+        self.assertEqual(self.successResultOf(response.text()), "")
+        self.assertEqual(
+            [each for each in map(formatEvent, logged) if "HEAD" in each], []
+        )
 
     def test_ready(self) -> None:
         """An instance that reads from no writer is ready immediately."""
