@@ -185,6 +185,10 @@ def _decompressing(agent: IAgent) -> Any:
     )
 
 
+def _or_unobserved(observer: ReplicationObserver | None) -> ReplicationObserver:
+    return observer or ReplicationObserver()
+
+
 @attrs.define(eq=False, repr=False)
 class HttpCatchUpClient:
     """Client of the writers' replication resources. It does not retry.
@@ -212,7 +216,7 @@ class HttpCatchUpClient:
         default=None, kw_only=True
     )
     _observer: ReplicationObserver = attrs.field(
-        factory=ReplicationObserver, kw_only=True
+        default=None, converter=_or_unobserved, kw_only=True
     )
 
     def for_stream(self, stream_name: str) -> UpdateFunction:

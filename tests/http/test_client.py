@@ -107,6 +107,18 @@ class HttpCatchUpClientTests(SynchronousTestCase):
             StreamUpdateResult([(2, ["a"]), (3, ["b"])], 3, True),
         )
 
+    def test_no_observer(self) -> None:
+        """The observer may be ``None``, like the function for epochs."""
+        client = HttpCatchUpClient(
+            RequestTraversalAgent(self.resource),
+            {"writer1": WRITER},
+            "hush",
+            self.clock,
+            epoch_of=None,
+            observer=None,
+        )
+        self.assertEqual(self.fetch(client).upto_token, 3)
+
     def test_lost_rows(self) -> None:
         """The client learns from the writer up to which token rows are lost."""
         self.events.error = RowsLostError("not in memory any more", 5)
