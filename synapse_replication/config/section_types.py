@@ -7,7 +7,7 @@ allow. The descriptions of its fields are those of the manual.
 
 from __future__ import annotations
 
-from typing import Annotated, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 from msgspec import Meta, Struct
 from typing_extensions import override
@@ -20,6 +20,11 @@ class Section(Struct, frozen=True):
     def __repr__(self) -> str:
         # Without the values: some are secrets.
         return f"{type(self).__name__}(...)"
+
+    @override
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        """Return the values that rich shows, for instance in a traceback: none."""
+        return []
 
 
 class StrictSection(Section, frozen=True, forbid_unknown_fields=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from rich.pretty import pretty_repr
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.config.models import SharedFile
@@ -140,6 +141,7 @@ class SecretsTests(SynchronousTestCase):
         self.assertEqual(keys, ["redis.port", "worker_name"])
         self.assertEqual(section.worker_replication_secret, "hush")
         self.assertEqual(section.redis.sentinel.password, "hush")
-        for text in (repr(section), *map(str, merged.problems)):
+        shown = (repr(section), pretty_repr(section))
+        for text in (*shown, *map(str, merged.problems)):
             self.assertNotIn("hush", text)
             self.assertNotIn("hu sh", text)
