@@ -259,6 +259,13 @@ class ReportTests(SynchronousTestCase):
         self.assertIs(driven.reader.reported("a", 5, 0.0), Finding.EXPECTED)
         self.assertIn(Connected("a"), driven.take())
 
+    def test_report_below_an_idempotent_position(self) -> None:
+        """A new reader of caches may be above a writer that announces its own moves."""
+        driven = Driven(CACHES, 5)
+        self.assertIs(driven.reader.reported("a", 3, 0.0), Finding.EXPECTED)
+        self.assertEqual(driven.take(), [Advance(5), Finished(None), Connected("a")])
+        self.assertIs(driven.reader.state, State.LIVE)
+
     def test_restart_shown_by_a_new_link(self) -> None:
         """A new link that states less than a lost one claimed has another process."""
         for is_paused in (False, True):
