@@ -86,7 +86,9 @@ class StreamReceiver:
             context, self._consume, self._give_up
         )
         self._writers = Writers(context)
-        self._search = RemovedWriterSearch(context, self._enqueue_removed)
+        self._search = RemovedWriterSearch(
+            context, self._enqueue_removed, self._writers.has_links
+        )
         decoder = RowDecoder(context)
         self._catch_ups = CatchUps(
             context, decoder, self._enqueue, self._search.request

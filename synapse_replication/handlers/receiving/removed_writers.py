@@ -26,15 +26,20 @@ class RemovedWriterSearch:
     Use it in the reactor's thread only.
 
     :param found: called with each removed writer that was found.
+    :param has_links: returns whether any link is up.
     """
 
     def __init__(
-        self, context: StreamContext, found: Callable[[str, RemovedWriter], None]
+        self,
+        context: StreamContext,
+        found: Callable[[str, RemovedWriter], None],
+        has_links: Callable[[], bool],
     ) -> None:
         self._context = context
         stream = context.stream
         self._source = stream if isinstance(stream, DrainableStream) else None
         self._found = found
+        self._has_links = has_links
         self._is_requested = False
         self._is_busy = False
         self._attempts = 0
@@ -48,8 +53,9 @@ class RemovedWriterSearch:
             self._start()
 
     def _start(self) -> None:
-        self._is_busy = self._is_requested
-        if self._is_requested:
+        # Without a link, the process may have stopped. The next link requests a search.
+        self._is_busy = self._is_requested and self._has_links()
+        if self._is_busy:
             self._context.run_as_background_process(
                 f"replication_removed_writers_{self._context.name}", self._run
             )

@@ -135,6 +135,10 @@ class Writers:
         """Return the reader of each writer. Thread-safe: dict.copy() is atomic."""
         return {name: each.reader for name, each in self._writers.copy().items()}
 
+    def has_links(self) -> bool:
+        """Return whether any link is up."""
+        return bool(self._links)
+
     def link_up(self, link: Link) -> None:
         """Add a link."""
         self._links.append(link)

@@ -277,6 +277,24 @@ class DrainTests(SynchronousTestCase):
         self.stream.answer()
         self.assertEqual(fixture.host.rows.tokens("old"), [1, 2, 3, 4, 5])
 
+    def test_no_link_is_left(self) -> None:
+        """Without a link, as after a stop, a search waits for the next link."""
+        fixture = self.connect()
+        fixture.receive("POSITION events new 5 5")
+        self.stream.removed = CatchUpError("the database is closed")
+        queries = self.stream.queries
+        self.handler.lost_connection(fixture.connection)
+        self.rest()
+        self.assertEqual(self.stream.queries, queries)
+        fixture = self.connect()
+        self.assertEqual(self.stream.queries, queries + 1)
+        self.handler.lost_connection(fixture.connection)
+        self.rest()
+        self.assertEqual(self.stream.queries, queries + 1)
+        self.assertEqual(self.host.reactor.getDelayedCalls(), [])
+        self.connect()
+        self.assertEqual(self.stream.queries, queries + 2)
+
     def test_second_link(self) -> None:
         """With two links, a writer is drained once."""
         self.stream.persist("old", 1, ["1"])
