@@ -40,11 +40,11 @@ _log = Logger()
 #: The interval at which open transactions are polled, in s.
 POLL_SECONDS = 0.1
 
-#: How long the start of a writer waits for a transaction of its predecessor, in s, even
-#: if that transaction writes to several streams. The server ends the transaction of a
-#: killed process immediately, unless a statement or a commit is in progress. One that
-#: is open for longer is probably of another process, such as a purge of old rows, or of
-#: a machine that vanished, and then cannot commit.
+#: How long the start of a process waits for a transaction of one that has ended, in s,
+#: even if that transaction writes to several streams. The server ends the transaction
+#: of a killed process immediately, unless a statement or a commit is in progress. One
+#: that is open for longer is probably of another process, such as a purge of old rows,
+#: or of a machine that vanished, and then cannot commit.
 MAX_WAIT = 10.0
 
 #: Where the first words of a query end: before its first value, whose text may be
