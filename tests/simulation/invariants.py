@@ -19,16 +19,16 @@ A position moves back only if the writer has started since it last did, and the 
 is one in memory, or idempotent, or the position is an id without rows. A writer
 announces such an id if the database refused its transaction, or, if it is the only
 writer, if a killed process did not use it. When it starts again as one of several
-writers, it knows only the ids of rows and of stored positions. In a stream in memory, a
-position also moves back
+writers, it knows only the ids of rows and of stored positions. A position also moves
+back once after a link was lost, but not below a delivered row of a stream in tables: a
+lower POSITION that was sent before and arrives later, on a slower link, could be that
+of a restarted writer. If the reader knows the epoch of a writer of a stream in memory,
+that shows the difference. Such a position also moves back
 
 - if the delivered rows are of an earlier process of the writer: a slow link shows
   several starts long after they happened;
 - if the reader learns the writer's epoch, and did not know it when one of its links
-  changed: the writer may have restarted meanwhile;
-- once after a link was lost, if the reader does not know the writer's epoch: a lower
-  POSITION that was sent before and arrives later, on a slower link, could be that of a
-  restarted writer.
+  changed: the writer may have restarted meanwhile.
 
 The initial position of a reader of an idempotent stream may be greater than the
 writer's own, so it may move back, too.
@@ -569,7 +569,6 @@ class Ledger:
         reader.unsure.discard(key)
         may_be_late = (
             reader.positions.get(key, 0) < reader.severed.pop(key, 0)
-            and stream in self._in_memory
             and not knows_epoch
         )
         if (
