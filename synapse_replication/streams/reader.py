@@ -659,10 +659,14 @@ class Reader(Struct, eq=False):
         """Handle a report that the writer has sent all rows up to ``token``."""
         state = self.links[link]
         if state.phase is Phase.WAITING:
-            # The position of an idempotent stream may be greater than the writer's own.
-            if token < self.position and not self.policy.idempotent:
+            if token >= self.position:
+                self._compare(link, token, token, now)
+            elif self.policy.idempotent:
+                # The position may be greater than the writer's own from the beginning.
+                state.phase = Phase.OPENING
+                self._begin()
+            else:
                 return Finding.NOTHING
-            self._compare(link, token, token, now)
             return Finding.EXPECTED
         contradicts = token < state.heard
         state.heard = max(state.heard, token)

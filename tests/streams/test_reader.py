@@ -265,6 +265,10 @@ class ReportTests(SynchronousTestCase):
         self.assertIs(driven.reader.reported("a", 3, 0.0), Finding.EXPECTED)
         self.assertEqual(driven.take(), [Advance(5), Finished(None), Connected("a")])
         self.assertIs(driven.reader.state, State.LIVE)
+        # It is not moved back either if its position may be.
+        driven = Driven(ReaderPolicy(idempotent=True, resettable=True), 5)
+        self.assertIs(driven.reader.reported("a", 3, 0.0), Finding.EXPECTED)
+        self.assertEqual(driven.take(), [Advance(5), Finished(None), Connected("a")])
 
     def test_restart_shown_by_a_new_link(self) -> None:
         """A new link that states less than a lost one claimed has another process."""
