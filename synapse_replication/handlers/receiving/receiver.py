@@ -326,6 +326,8 @@ class StreamReceiver:
             writer.reader.link_lost(link)
             if not writer.reader.links:
                 writer.timer.stop()
+        if not self._writers.has_links():
+            self._search.links_lost()
 
     async def _handle_removed(self, instance_name: str, removed: RemovedWriter) -> None:
         """Fetch the rows of a removed writer."""

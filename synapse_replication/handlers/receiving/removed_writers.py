@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Final
 
 from synapse_replication.handlers.receiving.context import StreamContext
+from synapse_replication.handlers.timer import Timer
 from synapse_replication.streams.stream import DrainableStream, RemovedWriter
 
 #: The time between two searches of one stream, in s.
@@ -41,7 +42,8 @@ class RemovedWriterSearch:
         self._found = found
         self._has_links = has_links
         self._is_requested = False
-        self._is_busy = False
+        self._is_running = False
+        self._pause = Timer(context.clock)
         self._attempts = 0
 
     def request(self) -> None:
@@ -49,13 +51,19 @@ class RemovedWriterSearch:
         if self._source is None:
             return
         self._is_requested = True
-        if not self._is_busy:
+        if not (self._is_running or self._pause.is_running):
             self._start()
 
+    def links_lost(self) -> None:
+        """Begin no search without a link: the process may have stopped.
+
+        The next link requests a search.
+        """
+        self._pause.stop()
+
     def _start(self) -> None:
-        # Without a link, the process may have stopped. The next link requests a search.
-        self._is_busy = self._is_requested and self._has_links()
-        if self._is_busy:
+        if self._is_requested:
+            self._is_running = True
             self._context.run_as_background_process(
                 f"replication_removed_writers_{self._context.name}", self._run
             )
@@ -77,4 +85,6 @@ class RemovedWriterSearch:
             self._attempts = 0
             for instance_name, removed in found.items():
                 self._found(instance_name, removed)
-        self._context.clock.call_later(delay, self._start)
+        self._is_running = False
+        if self._has_links():
+            self._pause.start(delay, self._start)

@@ -146,6 +146,16 @@ class DrainTests(SynchronousTestCase):
         self.rest()
         self.assertEqual(self.stream.queries, queries + 2)
 
+    def test_no_call_is_left(self) -> None:
+        """Without a link, no call of the search is left: the process may be over."""
+        fixture = self.connect()
+        fixture.receive("POSITION events new 5 5")
+        self.handler.lost_connection(fixture.connection)
+        self.assertEqual(self.host.reactor.getDelayedCalls(), [])
+        queries = self.stream.queries
+        self.connect()
+        self.assertEqual(self.stream.queries, queries + 1)
+
     def test_writer_returns_during_drain(self) -> None:
         """A writer that sends a POSITION during the drain becomes live after it."""
         for token in (1, 2, 3, 4):
