@@ -618,6 +618,9 @@ class Reader(Struct, eq=False):
         self.drop_unfinished(link)
         is_first = state.phase is Phase.WAITING
         if is_first:
+            if any(each.heard >= position for each in self._announced):
+                # Another link carries the position again.
+                state.lost_upto = 0
             state.phase = Phase.OPENING
             state.is_from_start = position == 0 and self.epoch is None
         contradicts = new < state.heard or (
@@ -659,14 +662,13 @@ class Reader(Struct, eq=False):
         """Handle a report that the writer has sent all rows up to ``token``."""
         state = self.links[link]
         if state.phase is Phase.WAITING:
-            if token >= self.position:
-                self._compare(link, token, token, now)
-            elif self.policy.idempotent:
-                # The position may be greater than the writer's own from the beginning.
-                state.phase = Phase.OPENING
-                self._begin()
-            else:
+            # The position of an idempotent stream may be greater than the writer's own.
+            # Only a POSITION lowers it.
+            if token < self.position and (
+                self.policy.resettable or not self.policy.idempotent
+            ):
                 return Finding.NOTHING
+            self._compare(link, token, token, now)
             return Finding.EXPECTED
         contradicts = token < state.heard
         state.heard = max(state.heard, token)

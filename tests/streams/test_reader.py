@@ -265,10 +265,9 @@ class ReportTests(SynchronousTestCase):
         self.assertIs(driven.reader.reported("a", 3, 0.0), Finding.EXPECTED)
         self.assertEqual(driven.take(), [Advance(5), Finished(None), Connected("a")])
         self.assertIs(driven.reader.state, State.LIVE)
-        # It is not moved back either if its position may be.
+        # If its position may be lowered, only a POSITION lowers it.
         driven = Driven(ReaderPolicy(idempotent=True, resettable=True), 5)
-        self.assertIs(driven.reader.reported("a", 3, 0.0), Finding.EXPECTED)
-        self.assertEqual(driven.take(), [Advance(5), Finished(None), Connected("a")])
+        self.assertIs(driven.reader.reported("a", 3, 0.0), Finding.NOTHING)
 
     def test_restart_shown_by_a_new_link(self) -> None:
         """A new link that states less than a lost one claimed has another process."""
@@ -860,6 +859,17 @@ class EpochTests(SynchronousTestCase):
         found = driven.reader.announced("b", 0, 0, 0.0)
         self.assertIs(found, Finding.RESET)
         self.assertIn(Rewind(0), driven.take())
+
+    def test_late_first_position_while_another_link_carries_more(self) -> None:
+        """A slow link that was up at a loss shows no restart if others are ahead."""
+        driven = Driven(MEMORY, links="ab")
+        driven.open(0, "a")
+        driven.row(1, "a")
+        driven.reader.link_lost("a")
+        driven.reader.link_up("c")
+        driven.open(1, "c")
+        found = driven.reader.announced("b", 0, 0, 0.0)
+        self.assertIs(found, Finding.NOTHING)
 
     def test_restart_seen_on_the_link_that_carried_the_rows(self) -> None:
         """Rows from before a restart are not taken for those of the new process."""
