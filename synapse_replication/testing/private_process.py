@@ -168,12 +168,12 @@ class ChildProcess:
             process.kill()
             return process.wait()
 
-    def end(self, number: signal.Signals) -> None:
-        """Send a signal, and wait until the process has ended."""
+    def end(self, number: signal.Signals) -> int | None:
+        """Send a signal, and wait until the process has ended, as :meth:`wait` does."""
         # While it is frozen, a process handles only SIGCONT and SIGKILL.
         self.send_signal(signal.SIGCONT)
         self.send_signal(number)
-        self.wait()
+        return self.wait()
 
     def kill(self) -> None:
         """Send SIGKILL, and wait. The process may then be started again."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,7 +14,7 @@ from typing import Any, TypeAlias
 import attrs
 
 from synapse_replication.errors import ServerStartError
-from synapse_replication.testing.private_process import die_with_parent
+from synapse_replication.testing.private_process import ChildProcess
 from tests.support.client_api import ClientApi
 
 #: Timeouts in s for a process to start (it may share two cores with others, and has an
@@ -75,7 +74,7 @@ class WorkerSpec:
     settings: Mapping[str, Any] = MappingProxyType({})
 
 
-class SynapseProcess:
+class SynapseProcess(ChildProcess):
     """One process of the deployment.
 
     :ivar name: its instance name, ``master`` for the main process.
@@ -84,6 +83,8 @@ class SynapseProcess:
         has no resources.
     :ivar launcher: starts the process the next time.
     """
+
+    stop_timeout = STOP_TIMEOUT
 
     def __init__(
         self,
@@ -102,14 +103,6 @@ class SynapseProcess:
         self._module = module
         self._arguments = tuple(arguments)
         self._environ = dict(environ)
-        self._process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def pid(self) -> int:
-        """The id of the running process."""
-        if self._process is None:
-            raise ServerStartError(f"{self.name} is not running")
-        return self._process.pid
 
     @property
     def is_running(self) -> bool:
@@ -120,17 +113,12 @@ class SynapseProcess:
         """Start the process without waiting until it responds."""
         if self._process is not None:
             return
-        with self.log.open("ab") as output:
-            self._process = subprocess.Popen(
-                self.launcher(self._module, self._arguments),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                cwd=self.log.parent,
-                env={**os.environ, **self._environ},
-                start_new_session=True,
-                preexec_fn=die_with_parent(signal.SIGKILL),
-            )
+        self._process = self._launch(
+            self.launcher(self._module, self._arguments),
+            self.log,
+            cwd=self.log.parent,
+            env={**os.environ, **self._environ},
+        )
 
     def wait_until_ready(self) -> None:
         """Wait until the process responds.
@@ -152,38 +140,12 @@ class SynapseProcess:
         self.launch()
         self.wait_until_ready()
 
-    def _end(self, signal_number: signal.Signals) -> int | None:
-        process, self._process = self._process, None
-        if process is None:
-            return None
-        # A frozen process handles no other signal.
-        process.send_signal(signal.SIGCONT)
-        process.send_signal(signal_number)
-        try:
-            return process.wait(STOP_TIMEOUT)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-            return None
-
     def stop(self) -> int | None:
         """Stop the process with SIGTERM.
 
-        :return: its exit status; ``None`` if it had to be killed or did not run.
+        :return: its exit status; ``None`` if it did not run.
         """
-        return self._end(signal.SIGTERM)
-
-    def kill(self) -> None:
-        """Kill the process with SIGKILL."""
-        self._end(signal.SIGKILL)
-
-    def freeze(self) -> None:
-        """Send SIGSTOP: connections of the process stay open, but it sends nothing."""
-        os.kill(self.pid, signal.SIGSTOP)
-
-    def thaw(self) -> None:
-        """Send SIGCONT."""
-        os.kill(self.pid, signal.SIGCONT)
+        return self.end(signal.SIGTERM)
 
     def restart(self, launcher: Launcher | None = None) -> None:
         """Restart the process, optionally with another launcher."""
