@@ -1,4 +1,4 @@
-"""The directives ``reader-table`` and ``reader-picture``, from streams/reader.py."""
+"""The directives ``reader-table`` and ``reader-picture``, from streams/reader.csv."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ class ReaderTable(Directive):
                 )
         container = nodes.container()
         self.state.nested_parse(
-            StringList(lines, source="streams/reader.py"), 0, container
+            StringList(lines, source="streams/reader.csv"), 0, container
         )
         return container.children
 

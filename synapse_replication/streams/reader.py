@@ -41,10 +41,12 @@ import enum
 from bisect import bisect_left
 from collections.abc import Callable, Container, Hashable, Mapping, Sequence
 from functools import wraps
+from pathlib import Path
 from typing import Any, Final, TypeAlias, TypeVar
 
 from msgspec import Struct, field
 
+from synapse_replication.data_files import read_table
 from synapse_replication.streams.pages import Page, check_page
 from synapse_replication.streams.stream import StreamUpdateResult
 
@@ -1245,172 +1247,15 @@ class Entry(Struct, frozen=True):
     next_states: Container[State]
 
 
-_W, _L, _D, _F, _V, _P = State
-_ALL = tuple(State)
-_SAME: Final = None
-
-_Row: TypeAlias = tuple[Sequence[State], str, Sequence[State] | None]
-
-#: For each event: states, what happens in them, and the states that may follow, or the
-#: same state.
-_ROWS: Final[Mapping[ReaderEvent, Sequence[_Row]]] = {
-    ReaderEvent.LINK_UP: [
-        ((_W, _L, _D, _F, _V), "The link waits for POSITION.", _SAME),
-        ((_P,), "The first link ends the pause.", (_D, _P)),
-    ],
-    ReaderEvent.LINK_LOST: [
-        ((_L,), "Rows of the other links are still live.", (_W, _L)),
-        ((_W, _D, _F, _P), "What is missing remains missing.", _SAME),
-    ],
-    ReaderEvent.BATCH: [
-        (
-            (_L,),
-            "The rows are delivered, or are old, or a catch-up for them begins.",
-            (_L, _D),
-        ),
-        ((_D, _P), "The rows are to be fetched, or are old.", _SAME),
-        (
-            (_F,),
-            "The same. If pages before this one lack these rows, it is given up.",
-            (_D, _F),
-        ),
-        ((_V,), "The same. A page that lacks these rows is given up.", (_D, _V)),
-    ],
-    ReaderEvent.LOST_ROWS: [
-        (_ALL, "The next batch on the link is to be fetched.", _SAME),
-    ],
-    ReaderEvent.POSITION: [
-        ((_W,), "The link opens.", (_D,)),
-        (
-            (_L,),
-            "The position is to advance or, if the link contradicts itself, to be "
-            "lowered.",
-            (_L, _D),
-        ),
-        ((_D,), "The target rises, or the stream begins anew.", _SAME),
-        (
-            (_F,),
-            "The target rises, or the stream begins anew without the page.",
-            (_D, _F),
-        ),
-        (
-            (_V,),
-            "The target rises, or the stream begins anew without the page.",
-            (_D, _V),
-        ),
-        ((_P,), "The target rises, and the pause ends.", (_D,)),
-    ],
-    ReaderEvent.REPORT: [
-        ((_W,), "The link opens, unless the token is too low.", (_W, _D)),
-        (
-            (_L,),
-            "The position is to advance or, if the link contradicts itself, to be "
-            "lowered.",
-            (_L, _D),
-        ),
-        ((_D,), "The target rises.", _SAME),
-        (
-            (_F,),
-            "The target rises. If the link opens, the stream may begin anew.",
-            (_D, _F),
-        ),
-        (
-            (_V,),
-            "The target rises. If the link opens, the stream may begin anew.",
-            (_D, _V),
-        ),
-        (
-            (_P,),
-            "The target rises. If the link opens, the stream may begin anew.",
-            (_D, _P),
-        ),
-    ],
-    ReaderEvent.STORED: [
-        ((_W,), "Rows up to the token are to be fetched.", (_W, _D)),
-        ((_L,), "Rows up to the token are to be fetched.", (_L, _D)),
-        ((_D, _F, _P), "The target rises.", _SAME),
-    ],
-    ReaderEvent.EPOCH: [
-        ((_W,), "The epoch, or the stream anew, is to begin.", (_W, _D)),
-        ((_L,), "The epoch, or the stream anew, is to begin.", (_L, _D)),
-        ((_D,), "The epoch, or the stream anew, is to begin.", _SAME),
-        ((_F,), "The same. A page that may be of another epoch is given up.", (_D, _F)),
-        ((_V,), "The same. A page that may be of another epoch is given up.", (_D, _V)),
-        ((_P,), "The epoch, or the stream anew, is to begin.", (_D, _P)),
-    ],
-    ReaderEvent.REMOVED: [
-        ((_W,), "Its last rows are to be fetched.", (_W, _D)),
-        ((_L,), "Its last rows are to be fetched.", (_L, _D)),
-        ((_D, _P), "The target rises to its last token.", _SAME),
-        (
-            (_F,),
-            "The target rises to its last token. The first time, the page is given up.",
-            (_D, _F),
-        ),
-    ],
-    ReaderEvent.OVERFLOW: [
-        ((_W, _L), "What arrives is to be fetched.", (_D,)),
-        ((_D, _F, _P), "What arrives is fetched anyway.", _SAME),
-        (
-            (_V,),
-            "What arrives is fetched anyway; a row that the page lacks makes it "
-            "obsolete.",
-            (_V, _D),
-        ),
-    ],
-    ReaderEvent.UNREADABLE: [
-        ((_L, _D), "The row is to be fetched from the source.", (_D,)),
-        ((_P,), "The row is to be fetched from the source.", _SAME),
-        ((_V,), "The page is given up, and is to be fetched from the source.", (_D,)),
-    ],
-    ReaderEvent.DELIVERY_FAILED: [
-        ((_L, _D, _P), "The rows are to be fetched later.", (_P,)),
-    ],
-    ReaderEvent.PAGE: [
-        ((_F,), "The page is checked. If it is wanted, its delivery begins.", (_D, _V)),
-    ],
-    ReaderEvent.PAGE_DELIVERED: [
-        ((_V,), "The rows of the page are not missing any more.", (_D, _F)),
-    ],
-    ReaderEvent.REWOUND: [
-        ((_D,), "The position is lower.", _SAME),
-    ],
-    ReaderEvent.EPOCH_BEGUN: [
-        ((_D, _F, _V), "The epoch is known.", _SAME),
-    ],
-    ReaderEvent.ADVANCED: [
-        (
-            (_D,),
-            "The position is higher. If nothing is missing, the catch-up ends.",
-            (_W, _L, _D),
-        ),
-    ],
-    ReaderEvent.FAILED: [
-        ((_D, _F, _V), "The catch-up pauses.", (_P,)),
-    ],
-    ReaderEvent.TIMER: [
-        ((_W, _L, _D, _F), "Nothing: the pause ended before.", _SAME),
-        ((_P,), "The pause ends.", (_D,)),
-    ],
-    ReaderEvent.NEXT: [
-        (
-            (_D,),
-            "The position or the epoch changes, a page is fetched, a pause begins, or "
-            "the catch-up ends.",
-            (_W, _L, _D, _F, _P),
-        ),
-        ((_V,), "The page after this one is requested.", _SAME),
-        ((_W, _L, _F, _P), "Nothing, except to report.", _SAME),
-    ],
-}
-
-
 def _make_table() -> dict[ReaderEvent, dict[State, Entry]]:
+    """Read ``reader.csv``; where it names no next state, the state remains the same."""
     table: dict[ReaderEvent, dict[State, Entry]] = {event: {} for event in ReaderEvent}
-    for event, rows in _ROWS.items():
-        for states, effect, following in rows:
-            for state in states:
-                table[event][state] = Entry(effect, following or (state,))
+    for row in read_table(Path(__file__).with_suffix(".csv")):
+        following = tuple(State[name] for name in row["Next"].split())
+        for name in row["States"].split():
+            state = State[name]
+            entry = Entry(row["Effect"], following or (state,))
+            table[ReaderEvent[row["Event"]]][state] = entry
     return table
 
 
