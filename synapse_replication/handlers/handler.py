@@ -146,7 +146,8 @@ class ReplicationCommandHandler:
                     options.receiver,
                     pacer,
                     options.partial,
-                )
+                ),
+                self._ask,
             )
             for name, stream in self._host.streams.get_streams().items()
         }
@@ -213,10 +214,14 @@ class ReplicationCommandHandler:
         for receiver in self.receivers.values():
             receiver.link_up(link)
         if asks and not connection.relays:
-            self.sender.send_to(connection, commands.ReplicateCommand())
+            self._ask(link)
             self.sender.announce_positions(connection)
         self.sender.send_unsent()
         self._send_syncing_users(connection)
+
+    def _ask(self, link: Link) -> None:
+        if link.connection in self.sender.links:
+            self.sender.send_to(link.connection, commands.ReplicateCommand())
 
     def _send_syncing_users(self, connection: ReplicationConnection) -> None:
         if connection.relays:

@@ -231,6 +231,12 @@ class Connected(Struct, frozen=True):
     link: Any
 
 
+class Ask(Struct, frozen=True):
+    """Action: request the writer's position on a link, by REPLICATE."""
+
+    link: Any
+
+
 class Refuted(Struct, frozen=True):
     """Action: report that the source has no row at ``token``.
 
@@ -251,7 +257,7 @@ class Finished(Struct, frozen=True):
 
 
 Action: TypeAlias = (
-    Fetch | Rewind | BeginEpoch | Advance | Pause | Connected | Refuted | Finished
+    Fetch | Rewind | BeginEpoch | Advance | Pause | Connected | Ask | Refuted | Finished
 )
 
 
@@ -1111,7 +1117,8 @@ class Reader(Struct, eq=False):
     def _reset(self, link: Hashable, token: int) -> Finding:
         """Begin anew: the writer has restarted, or may have.
 
-        Until their next POSITION, the other links may carry rows from before.
+        Until their next POSITION, the other links may carry rows from before. If they
+        do not, the writer may have announced more on them than on this one.
         """
         restart = min(0, token) if self.policy.held_in_memory else token
         self.work = Work(restart, token, restart, rewind_to=restart)
@@ -1122,8 +1129,9 @@ class Reader(Struct, eq=False):
             state.heard = token if other == link else min(state.heard, restart)
             state.lost_upto = 0
             state.is_from_start = other == link and state.phase is not Phase.WAITING
-            if other != link:
+            if other != link and state.phase is not Phase.WAITING:
                 state.phase = Phase.WAITING
+                self._reports.append(Ask(other))
         return Finding.RESET
 
     def _accepts_epoch(self, result: StreamUpdateResult) -> bool:

@@ -16,6 +16,7 @@ from synapse_replication.streams.reader import (
     WINDOW,
     Action,
     Advance,
+    Ask,
     BeginEpoch,
     Connected,
     Entry,
@@ -870,6 +871,20 @@ class EpochTests(SynchronousTestCase):
         driven.open(1, "c")
         found = driven.reader.announced("b", 0, 0, 0.0)
         self.assertIs(found, Finding.NOTHING)
+
+    def test_other_links_are_asked_after_a_reset(self) -> None:
+        """Other links of a writer that seems to have restarted are asked once."""
+        driven = Driven(MEMORY, 3, links="ab")
+        driven.open(3, "a")
+        driven.row(4, "a")
+        found = driven.reader.announced("b", 1, 1, 0.0)
+        self.assertIs(found, Finding.RESET)
+        self.assertEqual(driven.take()[:2], [Ask("a"), Rewind(0)])
+        self.assertIs(driven.reader.announced("b", 0, 0, 0.0), Finding.RESET)
+        self.assertNotIn(Ask("a"), driven.take())
+        driven.reader.announced("a", 4, 4, 0.0)
+        driven.take()
+        self.assertTrue(driven.page(1, 2, 3, 4))
 
     def test_restart_seen_on_the_link_that_carried_the_rows(self) -> None:
         """Rows from before a restart are not taken for those of the new process."""

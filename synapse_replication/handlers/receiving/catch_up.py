@@ -37,6 +37,7 @@ from synapse_replication.handlers.events import (
     StreamConnected,
     StreamReset,
 )
+from synapse_replication.handlers.link import Link
 from synapse_replication.handlers.receiving.context import StreamContext
 from synapse_replication.handlers.receiving.decoding import RowDecoder
 from synapse_replication.handlers.receiving.writers import Writer
@@ -44,6 +45,7 @@ from synapse_replication.handlers.row_sinks import EpochSink, LateRowSink
 from synapse_replication.streams.pages import Page, check_page
 from synapse_replication.streams.reader import (
     Advance,
+    Ask,
     BeginEpoch,
     Connected,
     Fetch,
@@ -71,6 +73,7 @@ class CatchUps:
     Use it in the reactor's thread only.
 
     :param enqueue: adds a step to the stream's queue.
+    :param ask: requests the positions of the writers on a link.
     :param connected: called when a writer became connected on a link.
     """
 
@@ -79,6 +82,7 @@ class CatchUps:
         context: StreamContext,
         decoder: RowDecoder,
         enqueue: Callable[[Step], None],
+        ask: Callable[[Link], None],
         connected: Callable[[], None],
     ) -> None:
         self._context = context
@@ -99,6 +103,7 @@ class CatchUps:
             Advance: self._advance,
             Pause: self._pause,
             Connected: self._report_connected,
+            Ask: lambda _, action: ask(action.link),
             Refuted: self._report_refuted,
             Finished: self._report_finished,
         }

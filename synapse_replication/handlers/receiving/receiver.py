@@ -78,9 +78,11 @@ class StreamReceiver:
     """Receiver of the rows and announcements of all writers of one stream.
 
     Use it in the reactor's thread only.
+
+    :param ask: requests the positions of the writers on a link.
     """
 
-    def __init__(self, context: StreamContext) -> None:
+    def __init__(self, context: StreamContext, ask: Callable[[Link], None]) -> None:
         self._context = context
         self._queue: DrainedQueue[_Item] = DrainedQueue(
             context, self._consume, self._give_up
@@ -91,7 +93,7 @@ class StreamReceiver:
         )
         decoder = RowDecoder(context)
         self._catch_ups = CatchUps(
-            context, decoder, self._enqueue, self._search.request
+            context, decoder, self._enqueue, ask, self._search.request
         )
         self._rows = RowHandler(
             context,

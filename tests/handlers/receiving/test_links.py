@@ -108,6 +108,18 @@ class TwoLinksTests(SynchronousTestCase):
         reader.announced("b", 1, 1, 0.0)
         self.assertNotIsInstance(reader.next(0.0), Rewind)
 
+    def test_slow_link_of_a_writer_that_restarted(self) -> None:
+        """A link that is reset by another one is asked for the writer's position."""
+        fixture = receiving(resettable=True, held_in_memory=True)
+        fixture.receive("POSITION events w 3 3")
+        fixture.reconnect()
+        other = fixture.connect()
+        fixture.receive("POSITION events w 4 4")
+        del fixture.connection.sent[:]
+        fixture.receive("POSITION events w 0 0", connection=other)
+        self.assertEqual(fixture.connection.sent, ["REPLICATE"])
+        self.assertEqual(fixture.host.observer.failures, [])
+
     def test_replaced_rows_of_a_slow_link(self) -> None:
         """A writer's memory may lack rows that a slow link still carries."""
         fixture = receiving(resettable=True, held_in_memory=True)
