@@ -9,8 +9,7 @@ from types import SimpleNamespace
 
 from synapse_replication.pipeline.audit.findings import AuditFinding
 from synapse_replication.pipeline.report.counts import ReportData, hide_names
-from synapse_replication.pipeline.report.drawing import Plot
-from synapse_replication.pipeline.report.plots import draw_plots
+from synapse_replication.pipeline.report.plots import Plot, draw_plots
 
 BEGINNING = datetime.datetime(2026, 1, 31, 12, tzinfo=datetime.timezone.utc)
 

@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from synapse_replication import __version__
 from synapse_replication.pipeline.report.counts import ReportData
-from synapse_replication.pipeline.report.drawing import Plot, duration
+from synapse_replication.pipeline.report.plots import Plot, duration
 from synapse_replication.text import counted
 
 

@@ -1,34 +1,95 @@
 """The plots of a report, drawn from its values.
 
-Each plot has a bounded number of series and points.
+Each plot has a bounded number of series and points. It is drawn twice: for a wide page
+and for a narrow page. The wide form is also an image. The SVGs refer to CSS variables
+instead of colours, so that they follow the page's light or dark theme.
 """
 
 from __future__ import annotations
 
 import datetime
+import io
+import re
 from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TypeVar
+from pathlib import Path
+from typing import Any, Final, TypeVar
 
+import attrs
+import matplotlib as mpl
+import matplotlib.dates
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, FuncFormatter, NullLocator
 
 from synapse_replication.pipeline.report.counts import ReportData, Rows
-from synapse_replication.pipeline.report.drawing import (
-    COLOURS,
-    OTHERS,
-    Draw,
-    Form,
-    Plot,
-    add_legend,
-    colour_of,
-    duration,
-    make_panels,
-    moment,
-    render,
-    use_time,
+
+#: The label of all series that do not get a colour of their own.
+OTHERS: Final = "all others"
+
+#: The colours of series; the last one is for :data:`OTHERS`.
+_COLOURS: Final = (
+    *("#0b62a4", "#d9760a", "#1a8a5a", "#b0419c"),
+    *("#7a5c00", "#2aa3c4", "#c4303a", "#9aa2ae"),
 )
+
+_STYLE: Final = Path(__file__).with_name("report.mplstyle")
+
+#: The CSS variable of the page for each colour.
+_VARIABLES: Final[Mapping[str, str]] = {
+    "#1b1d21": "var(--text)",
+    "#5c626d": "var(--soft)",
+    "#dcdfe4": "var(--line)",
+    "#ffffff": "var(--card)",
+    **{colour: f"var(--s{n})" for n, colour in enumerate(_COLOURS)},
+}
+
+_UNITS: Final = (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1000))
+
+#: Matplotlib is only partially typed.
+_dates: Any = matplotlib.dates
+
+
+@attrs.frozen
+class Plot:
+    """A rendered plot.
+
+    :ivar name: the name of the plot's file, without the suffix.
+    :ivar title: the title, which is also the text for screen readers.
+    :ivar svg: an SVG element for a wide HTML page.
+    :ivar narrow: an SVG element for a narrow HTML page.
+    :ivar png: the plot as a PNG image.
+    """
+
+    name: str
+    title: str
+    svg: str
+    narrow: str
+    png: bytes
+
+
+@attrs.frozen
+class Form:
+    """The form of a plot.
+
+    :ivar name: its name, which is a CSS class of the page.
+    :ivar width: the width in inches, divided into at most ``columns`` panels.
+    :ivar names: the maximum number of entries in a line of the legend.
+    :ivar ticks: the maximum number of ticks of a time axis.
+    """
+
+    name: str
+    width: float
+    columns: int
+    names: int
+    ticks: int
+
+
+_WIDE: Final = Form("wide", width=9.6, columns=2, names=5, ticks=8)
+_NARROW: Final = Form("narrow", width=4.2, columns=1, names=2, ticks=6)
+
+Draw = Callable[[Form], Figure]
 
 _MAX_PANELS = 6
 _MAX_LAG_PANELS = 4
@@ -83,7 +144,7 @@ def draw_plots(data: ReportData) -> list[Plot]:
         ),
     }
     return [
-        render(name, title, draw)
+        _render(name, title, draw)
         for name, (title, shown, draw) in plots.items()
         if shown
     ]
@@ -101,32 +162,32 @@ def _stacked(
     relative: bool = False,
 ) -> Figure:
     by_series = _series(((c.stream, c.start, c.rows) for c in counts), colours)
-    figure, (axes,) = make_panels(form, 1, height=3.4)
+    figure, (axes,) = _make_panels(form, 1, height=3.4)
     starts = sorted({start for counter in by_series.values() for start in counter})
     base = [0] * len(starts)
     for name, counter in by_series.items():
         heights = [counter[start] for start in starts]
         axes.bar(
-            [moment(start) for start in starts],
+            [_moment(start) for start in starts],
             heights,
             width=datetime.timedelta(seconds=window_s * 0.92),
             bottom=base,
             align="edge",
             label=name,
-            color=colour_of(name, colours),
+            color=_colour_of(name, colours),
             linewidth=0,
         )
         base = [low + high for low, high in zip(base, heights, strict=True)]
     axes.set_ylabel(f"rows in {duration(window_s * 1000)}")
-    use_time(form, axes, relative=relative)
-    add_legend(figure, [axes], form)
+    _use_time(form, axes, relative=relative)
+    _add_legend(figure, [axes], form)
     return figure
 
 
 def _writers(counts: Rows, window_s: int, writers: Sequence[str], form: Form) -> Figure:
     rows = _sum((count.stream, count.rows) for count in counts)
     streams = [name for name, _ in rows.most_common(_MAX_PANELS)]
-    figure, panels = make_panels(form, len(streams), height=2.1, share_x=True)
+    figure, panels = _make_panels(form, len(streams), height=2.1, share_x=True)
     starts = sorted({count.start for count in counts})
     # Show a window without rows as zero.
     steps = range(starts[0], starts[-1] + window_s, window_s)
@@ -137,23 +198,23 @@ def _writers(counts: Rows, window_s: int, writers: Sequence[str], form: Form) ->
         )
         for name, counter in by_writer.items():
             axes.plot(
-                [moment(step) for step in steps],
+                [_moment(step) for step in steps],
                 [counter[step] for step in steps],
                 label=name,
-                color=colour_of(name, writers),
+                color=_colour_of(name, writers),
                 linewidth=1.4,
             )
         axes.set_title(stream)
         axes.set_ylim(bottom=0)
-        use_time(form, axes)
-    add_legend(figure, panels, form)
+        _use_time(form, axes)
+    _add_legend(figure, panels, form)
     return figure
 
 
 def _shares(totals: Rows, writers: Sequence[str], form: Form) -> Figure:
     rows = _sum((total.stream, total.rows) for total in totals)
     streams = [name for name, _ in rows.most_common(_MAX_BARS)][::-1]
-    figure, (axes,) = make_panels(form, 1, height=0.9 + 0.3 * len(streams))
+    figure, (axes,) = _make_panels(form, 1, height=0.9 + 0.3 * len(streams))
     offsets = range(len(streams))
     left = [0.0] * len(streams)
     shown = (total for total in totals if total.stream in streams)
@@ -166,7 +227,7 @@ def _shares(totals: Rows, writers: Sequence[str], form: Form) -> Figure:
             left=left,
             height=0.7,
             label=name,
-            color=colour_of(name, writers),
+            color=_colour_of(name, writers),
             edgecolor="white",
         )
         left = [low + width for low, width in zip(left, widths, strict=True)]
@@ -174,7 +235,7 @@ def _shares(totals: Rows, writers: Sequence[str], form: Form) -> Figure:
     axes.set_xlim(0, 100)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0f} %"))
     axes.grid(visible=False, axis="y")
-    add_legend(figure, [axes], form)
+    _add_legend(figure, [axes], form)
     return figure
 
 
@@ -183,7 +244,7 @@ def _batches(batches: Rows, form: Form) -> Figure:
     shown = [batch for batch in batches if batch.largest > 1]
     tokens = _sum((batch.stream, batch.tokens) for batch in shown)
     streams = [name for name, _ in tokens.most_common(_MAX_PANELS)]
-    figure, panels = make_panels(form, len(streams), height=1.9)
+    figure, panels = _make_panels(form, len(streams), height=1.9)
     for axes, stream in zip(panels, streams, strict=True):
         found = {b.bucket: b.tokens for b in shown if b.stream == stream}
         buckets = [2**n for n in range(max(found).bit_length())]
@@ -193,7 +254,7 @@ def _batches(batches: Rows, form: Form) -> Figure:
         axes.bar(
             range(len(buckets)),
             [found.get(bucket, 0) for bucket in buckets],
-            color=COLOURS[0],
+            color=_COLOURS[0],
             width=0.8,
         )
         axes.set_xticks(range(len(buckets)), labels)
@@ -209,16 +270,16 @@ def _batches(batches: Rows, form: Form) -> Figure:
 def _lags(lags: Rows, whole: Rows, form: Form) -> Figure:
     order = sorted(whole, key=lambda line: -line.tokens)
     streams = [line.stream for line in order][:_MAX_LAG_PANELS]
-    figure, panels = make_panels(form, len(streams), height=2.3, share_x=True)
+    figure, panels = _make_panels(form, len(streams), height=2.3, share_x=True)
     for axes, stream in zip(panels, streams, strict=True):
         of_stream = (line for line in lags if line.stream == stream)
         lines = sorted(of_stream, key=lambda line: line.start)
         for index, percentile in ((6, "p99"), (1, "p95"), (0, "p50")):
             axes.plot(
-                [moment(line.start) for line in lines],
+                [_moment(line.start) for line in lines],
                 [max(getattr(line, percentile), 0) for line in lines],
                 label=percentile,
-                color=COLOURS[index],
+                color=_COLOURS[index],
                 marker=".",
                 markersize=4,
                 linewidth=1.2,
@@ -228,8 +289,8 @@ def _lags(lags: Rows, whole: Rows, form: Form) -> Figure:
         axes.set_ylim(bottom=0)
         axes.yaxis.set_major_formatter(FuncFormatter(lambda ms, _: duration(ms)))
         axes.yaxis.set_minor_locator(NullLocator())
-        use_time(form, axes)
-    add_legend(figure, panels, form)
+        _use_time(form, axes)
+    _add_legend(figure, panels, form)
     return figure
 
 
@@ -256,4 +317,118 @@ def _sum(pairs: Iterable[tuple[str, int]]) -> Counter[str]:
 
 def _top(counted: Counter[str]) -> list[str]:
     """Return the names with the largest counts, which get colours of their own."""
-    return [name for name, _ in counted.most_common(len(COLOURS) - 1)]
+    return [name for name, _ in counted.most_common(len(_COLOURS) - 1)]
+
+
+# -- drawing ---------------------------------------------------------------------
+
+
+def _colour_of(name: str, names: Sequence[str]) -> str:
+    """Return the colour of a series: that of its index in ``names``, or the last."""
+    return _COLOURS[names.index(name) if name in names else -1]
+
+
+def _moment(start: int) -> datetime.datetime:
+    """Return a time in UTC.
+
+    :param start: s since 1970.
+    """
+    return datetime.datetime.fromtimestamp(start, datetime.timezone.utc)
+
+
+def duration(milliseconds: float) -> str:
+    """Format a duration in ms with a unit, to three digits or the nearest integer."""
+    longest = (each for each in _UNITS if abs(milliseconds) >= each[1])
+    unit, size = next(longest, ("ms", 1))
+    value = milliseconds / size
+    digits = f"{value:.3g}" if abs(value) < 999.5 else f"{value:,.0f}"
+    return f"{digits} {unit}"
+
+
+def _make_panels(
+    form: Form, count: int, *, height: float, share_x: bool = False
+) -> tuple[Figure, list[Any]]:
+    """Create a figure with a number of panels, stacked or side by side.
+
+    :param height: the height of each panel, in inches.
+    :param share_x: whether all panels share one time axis.
+    """
+    columns = 1 if count == 1 else form.columns
+    lines = -(-count // columns)
+    figure = Figure(figsize=(form.width, height * lines + 0.35), layout="constrained")
+    FigureCanvasAgg(figure)
+    grid = figure.subplots(lines, columns, squeeze=False, sharex=share_x)
+    panels = list(grid.flat)
+    for axes in panels[count:]:
+        axes.set_visible(False)
+    for axes in panels[:count]:
+        axes.yaxis.set_major_formatter(EngFormatter(sep=""))
+    return figure, panels[:count]
+
+
+def _use_time(form: Form, axes: Any, *, relative: bool = False) -> None:
+    """Format an axis as times.
+
+    :param relative: whether times are relative to the beginning of each recording, and
+        stored as times after 1970-01-01.
+    """
+    locator = _dates.AutoDateLocator(minticks=3, maxticks=form.ticks)
+    axes.xaxis.set_major_locator(locator)
+    axes.xaxis.set_major_formatter(
+        FuncFormatter(lambda days, _: f"+{duration(round(days * 86_400_000))}")
+        if relative
+        else _dates.ConciseDateFormatter(locator, tz=datetime.timezone.utc)
+    )
+    axes.tick_params(axis="x", labelbottom=True)
+
+
+def _add_legend(figure: Figure, panels: Sequence[Any], form: Form) -> None:
+    """Add one legend for all panels."""
+    named: dict[str, Any] = {}
+    for axes in panels:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            named.setdefault(label, handle)
+    names = sorted(named, key=lambda name: name == OTHERS)
+    figure.legend(
+        [named[name] for name in names],
+        names,
+        loc="outside upper left",
+        ncols=min(len(names), form.names),
+    )
+
+
+def _render(name: str, title: str, draw: Draw) -> Plot:
+    """Draw a plot in each of its forms.
+
+    :param draw: returns the figure in a form.
+    """
+    with mpl.rc_context(fname=_STYLE):
+        wide = draw(_WIDE)
+        png = io.BytesIO()
+        wide.savefig(png, format="png", dpi=120)
+        svg = _svg(wide, name, _WIDE)
+        return Plot(
+            name, title, svg, _svg(draw(_NARROW), name, _NARROW), png.getvalue()
+        )
+
+
+def _svg(figure: Figure, name: str, form: Form) -> str:
+    """Return an SVG element for an HTML page."""
+    text = io.StringIO()
+    # The salt makes ids deterministic, and different for each plot.
+    with mpl.rc_context({"svg.hashsalt": f"{name} {form.name}"}):
+        metadata = {"Date": None, "Creator": None}
+        figure.savefig(text, format="svg", metadata=metadata, facecolor="none")
+    svg = text.getvalue()
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    # Remove the ids of groups (figure_1, axes_1 ...): they are unused, and would not be
+    # unique on the page.
+    svg = re.sub(r'<g id="[^"]*"(/?)>', r"<g\1>", svg)
+    for colour, variable in _VARIABLES.items():
+        svg = svg.replace(colour, variable)
+    return svg.replace(
+        "<svg ",
+        f'<svg class="plot {form.name}" role="img" aria-labelledby="{name}-title" ',
+        1,
+    )

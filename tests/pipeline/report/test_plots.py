@@ -11,8 +11,7 @@ from matplotlib import image
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.pipeline.report.counts import ReportData
-from synapse_replication.pipeline.report.drawing import OTHERS, Plot
-from synapse_replication.pipeline.report.plots import draw_plots
+from synapse_replication.pipeline.report.plots import OTHERS, Plot, draw_plots
 from tests.pipeline.reports import BEGINNING, shared_plots
 
 START = int(BEGINNING.timestamp())
