@@ -1,7 +1,7 @@
 """The Arrow schemas of rows, recordings and findings, and the meaning of columns.
 
-They are read from the tables of the manual. Frames of Spark have the same columns in
-the same order.
+They are read from tables, most of which are in the manual, too. Frames of Spark have
+the same columns in the same order.
 """
 
 from __future__ import annotations
@@ -21,32 +21,37 @@ DAY: Final = "day"
 
 _FOLDER: Final = Path(__file__).with_name("columns")
 
-#: The Arrow types of the types in the manual.
-_TYPES: Final[Mapping[str, pa.DataType]] = {
+#: The Arrow types of the types in these tables.
+ARROW_TYPES: Final[Mapping[str, pa.DataType]] = {
     "string": pa.string(),
     "int": pa.int32(),
     "bigint": pa.int64(),
     "double": pa.float64(),
     "timestamp": pa.timestamp("us", tz="UTC"),
+    "tinyint": pa.int8(),
+    "boolean": pa.bool_(),
+    "binary": pa.binary(),
+    "array<string>": pa.list_(pa.string()),
 }
 
 
 def read_columns(name: str) -> list[dict[str, str]]:
-    """Return the rows of a table of the manual."""
+    """Return the rows of a table."""
     return read_table(_FOLDER / f"{name}.csv")
 
 
-def _schema(name: str) -> pa.Schema:
+def read_schema(name: str) -> pa.Schema:
+    """Return the schema that a table describes."""
     return pa.schema(
         [
-            pa.field(each["Column"], _TYPES[each["Type"]], each["Null"] == "yes")
+            pa.field(each["Column"], ARROW_TYPES[each["Type"]], each["Null"] == "yes")
             for each in read_columns(name)
         ]
     )
 
 
 #: A row of a stream, as the data source reads it.
-ROWS_SCHEMA: Final = _schema("rows")
+ROWS_SCHEMA: Final = read_schema("rows")
 
 #: A row of a stream without its content.
 ROW_KEYS_SCHEMA: Final = ROWS_SCHEMA.remove(ROWS_SCHEMA.get_field_index("row"))
@@ -63,7 +68,7 @@ def with_texts(schema: pa.Schema, *columns: str) -> pa.Schema:
 
 
 #: A line of a recording. Each valid line contains one command of the wire.
-WIRE_SCHEMA: Final = _schema("wire")
+WIRE_SCHEMA: Final = read_schema("wire")
 
 _DAY_FIELD: Final = pa.field(DAY, pa.date32())
 
@@ -74,7 +79,7 @@ ARCHIVED_ROWS_SCHEMA: Final = ROWS_SCHEMA.append(_DAY_FIELD)
 ARCHIVED_WIRE_SCHEMA: Final = WIRE_SCHEMA.append(_DAY_FIELD)
 
 #: A finding of an audit.
-FINDINGS_SCHEMA: Final = _schema("findings")
+FINDINGS_SCHEMA: Final = read_schema("findings")
 
 #: The meaning of each column of the archive's tables of streams, by name.
 MEANINGS: Final[Mapping[str, str]] = MappingProxyType(

@@ -18,6 +18,7 @@ import attrs
 import pyarrow as pa
 
 from synapse_replication.pipeline.schemas import (
+    ARROW_TYPES,
     DAY,
     MEANINGS,
     ROW_KEYS_SCHEMA,
@@ -64,24 +65,13 @@ class ColumnType:
 
     arrow: pa.DataType
     sql: str
-    text: str = "{0}"
+    text: str
 
 
 #: The types of columns by their names (see :class:`Column`).
 TYPES: Final[Mapping[str, ColumnType]] = {
-    "string": ColumnType(pa.string(), "text", "to_json({0})"),
-    "bigint": ColumnType(pa.int64(), "bigint"),
-    "double": ColumnType(
-        pa.float64(),
-        "double precision",
-        # JSON has no infinity and no NaN: write them as the strings "inf" and "nan".
-        "if(isfinite({0}), {0}::VARCHAR, to_json({0}::VARCHAR))",
-    ),
-    "boolean": ColumnType(pa.bool_(), "boolean"),
-    # PostgreSQL returns µs since 1970, as for the time of writing.
-    "time": ColumnType(pa.timestamp("us", tz="UTC"), "bigint", "epoch_ms({0})"),
-    "strings": ColumnType(pa.list_(pa.string()), "text[]", "to_json({0})"),
-    "json": ColumnType(pa.string(), "text"),
+    row["Name"]: ColumnType(ARROW_TYPES[row["Type"]], row["PostgreSQL"], row["JSON"])
+    for row in read_columns("types")
 }
 
 #: The columns that identify an object, in the streams whose tables have only the newest

@@ -9,7 +9,7 @@
 --   in_memory (tokens start again when the writer restarts), last_allocated (by the
 --   sequence), sole_writer (of a stream with a single writer, if a table does not
 --   record it) and tables;
--- * ids: see NOTABLE_SCHEMA in ids.py;
+-- * ids: see columns/ids.csv;
 -- * wire: recorded lines; tokens and claims: those with tokens;
 -- * lost: ids that a POSITION has skipped; texts: some rows with these ids;
 -- * archived: archived rows of ids that are repeated; purged: the ranges that the

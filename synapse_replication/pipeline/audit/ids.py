@@ -33,6 +33,7 @@ from synapse_replication.pipeline.scan import (
     table_frame,
     to_batch,
 )
+from synapse_replication.pipeline.schemas import read_schema
 
 
 class Source(enum.IntEnum):
@@ -46,43 +47,11 @@ class Source(enum.IntEnum):
 #: Maps a stream to the least and the greatest relevant id; others have none.
 Bounds = Mapping[str, tuple[int, int]]
 
-#: The columns of packed sightings. All sightings of a stream with the same ``bucket``
-#: are compared in one task.
-PACKED_SCHEMA: Final = pa.schema(
-    [
-        ("stream", pa.string()),
-        ("bucket", pa.int64()),
-        ("source", pa.int8()),
-        ("sightings", pa.binary()),
-    ]
-)
+#: The columns of packed sightings.
+PACKED_SCHEMA: Final = read_schema("sightings")
 
 #: The columns that describe an id.
-NOTABLE_SCHEMA: Final = pa.schema(
-    [
-        ("stream", pa.string()),
-        ("stream_id", pa.int64()),
-        # The least and the greatest name of the id's writers in tables and archive:
-        # they differ only if several writers used the id, and are null if the writer is
-        # unknown.
-        ("first_writer", pa.string()),
-        ("last_writer", pa.string()),
-        # The instance that sent the id, the one with the least name if there are
-        # several; null if the id was not sent. It is not always the writer, because
-        # some instances send the rows of all instances.
-        ("sender", pa.string()),
-        ("in_tables", pa.bool_()),
-        ("archived", pa.bool_()),
-        ("sent", pa.bool_()),
-        # Whether two archived rows, maybe of two writers, have the id and the same
-        # ``row_index``.
-        ("repeated", pa.bool_()),
-        # The last id of the run of consecutive ids that begins with this id, and its
-        # writer, or its sender if the writer is unknown; null for other ids.
-        ("run_last", pa.int64()),
-        ("run_last_writer", pa.string()),
-    ]
-)
+NOTABLE_SCHEMA: Final = read_schema("ids")
 
 #: The number of low bits in which the ids of a bucket may differ.
 BUCKET_BITS: Final = 18
