@@ -18,8 +18,8 @@ from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 
-from synapse_replication.streams.rows import decode_json
-from synapse_replication.streams.stream import JsonValue, StreamUpdateResult
+from synapse_replication.streams.pages import read_page
+from synapse_replication.streams.stream import StreamUpdateResult
 
 #: Approximate memory that a row takes in addition to its text, in bytes.
 _ROW_OVERHEAD = 80
@@ -113,19 +113,11 @@ class StreamBacklog:
             return None
         if not self.start <= from_token < self.end:
             return None
-        reached = min(upto_token, self.end)
-        updates: list[tuple[int, JsonValue]] = []
-        last = from_token
-        for token, texts, _ in self._entries:
-            if token <= from_token:
-                continue
-            if token > reached:
-                break
-            if len(updates) >= self._options.page_rows:
-                return StreamUpdateResult(updates, last, True)
-            updates += [(token, decode_json(text)) for text in texts]
-            last = token
-        return StreamUpdateResult(updates, reached, reached < upto_token)
+        found = ((at, texts) for at, texts, _ in self._entries if at > from_token)
+        end = min(upto_token, self.end)
+        page = read_page(found, from_token, end, self._options.page_rows)
+        reached = page.upto_token
+        return StreamUpdateResult(page.updates, reached, reached < upto_token)
 
 
 class Backlog:

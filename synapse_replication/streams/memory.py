@@ -25,7 +25,7 @@ See docs/failure-modes.rst: failure-typing-reset, failure-pruned-before-reset.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from typing import Any
 
 import attrs
@@ -39,10 +39,9 @@ from synapse_replication.errors import (
     StreamConfigurationError,
 )
 from synapse_replication.streams.between import PositionedRow, RowsBetween
-from synapse_replication.streams.pages import check_page
-from synapse_replication.streams.rows import RowCodec, decode_json
+from synapse_replication.streams.pages import check_page, read_page
+from synapse_replication.streams.rows import RowCodec
 from synapse_replication.streams.stream import (
-    JsonValue,
     StreamDescription,
     StreamUpdateResult,
     UpdateFunction,
@@ -100,6 +99,17 @@ class _Entry(Struct, frozen=True):
     size: int
 
 
+def _at_least_one(
+    stream: MemoryStream, attribute: attrs.Attribute[int], value: int
+) -> None:
+    if value < 1:
+        name = attribute.name.removeprefix("_")
+        raise StreamConfigurationError(
+            f"stream {stream.description.name}: {name} is {value}; write 1 or more"
+        )
+
+
+@attrs.define(eq=False, repr=False, slots=False)
 class MemoryStream:
     """A :class:`~synapse_replication.streams.stream.Stream` in memory.
 
@@ -126,42 +136,20 @@ class MemoryStream:
     :raises StreamConfigurationError: if a bound is below 1.
     """
 
-    def __init__(
-        self,
-        description: StreamDescription,
-        *,
-        instance_name: str,
-        fetch: UpdateFunction | None = None,
-        key: Callable[[Any], Hashable] | None = None,
-        max_rows: int = 10_000,
-        max_bytes: int = 8 * 1024 * 1024,
-        page_rows: int = 1000,
-        on_write: Callable[[], object] | None = None,
-        plausible_distance: int = PLAUSIBLE_DISTANCE,
-        acknowledged_by: Iterable[str] = (),
-    ) -> None:
-        for name, value in (
-            ("max_rows", max_rows),
-            ("max_bytes", max_bytes),
-            ("page_rows", page_rows),
-        ):
-            if value < 1:
-                raise StreamConfigurationError(
-                    f"stream {description.name}: {name} is {value}; write 1 or more"
-                )
-        self.description = description
-        self._instance_name = instance_name
-        self._fetch = fetch
-        self._key = key
-        self._max_rows = max_rows
-        self._max_bytes = max_bytes
-        self._page_rows = page_rows
-        self._on_write = on_write
-        self._plausible_distance = plausible_distance
+    description: StreamDescription
+    _instance_name: str
+    _fetch: UpdateFunction | None = None
+    _key: Callable[[Any], Hashable] | None = None
+    _max_rows: int = attrs.field(default=10_000, validator=_at_least_one)
+    _max_bytes: int = attrs.field(default=8 * 1024 * 1024, validator=_at_least_one)
+    _page_rows: int = attrs.field(default=1000, validator=_at_least_one)
+    _on_write: Callable[[], object] | None = None
+    _plausible_distance: int = PLAUSIBLE_DISTANCE
+    _acknowledged_by: Collection[str] = ()
 
-        self._acknowledged_by = frozenset(acknowledged_by)
+    def __attrs_post_init__(self) -> None:
         self._acknowledged: dict[str | None, int] = {}
-        self._positions: dict[str, int] = {instance_name: 0}
+        self._positions: dict[str, int] = {self._instance_name: 0}
         self._log: deque[_Entry] = deque()
         self._rows = 0
         self._bytes = 0
@@ -222,7 +210,7 @@ class MemoryStream:
         while len(self._log) > 1 and (
             self._rows > self._max_rows or self._bytes > self._max_bytes
         ):
-            self._evict(self._log.popleft())
+            self._evict()
         if self._on_write is not None:
             self._on_write()
         return token
@@ -236,7 +224,7 @@ class MemoryStream:
             ignored.
         :param token: the token up to which it has handled the rows.
         """
-        expected = self._acknowledged_by
+        expected = set(self._acknowledged_by)
         if expected and reader is not None and reader not in expected:
             return
         is_full = len(self._acknowledged) >= MAX_READERS
@@ -247,19 +235,20 @@ class MemoryStream:
         if None not in self._acknowledged and not expected <= self._acknowledged.keys():
             return
         while self._log and self._log[0].token <= upto:
-            entry = self._log.popleft()
-            self._rows -= len(entry.texts)
-            self._bytes -= entry.size
-            self._evicted_upto = entry.token
+            self._drop_oldest()
         for key, (at, _) in list(self._newest_evicted.items()):
             if at <= upto:
                 del self._newest_evicted[key]
 
-    def _evict(self, entry: _Entry) -> None:
+    def _drop_oldest(self) -> _Entry:
+        entry = self._log.popleft()
         self._rows -= len(entry.texts)
         self._bytes -= entry.size
         self._evicted_upto = entry.token
-        newest = self._newest_evicted
+        return entry
+
+    def _evict(self) -> None:
+        entry, newest = self._drop_oldest(), self._newest_evicted
         if self._key is None:
             self._lost_upto = entry.token
             return
@@ -298,10 +287,13 @@ class MemoryStream:
                 self._lost_upto,
             )
         last_token = self._positions[self._instance_name]
-        if last_token >= upto_token:
-            return self._read(from_token, upto_token)
-        # The reader requests tokens that do not exist, for instance after a reset.
-        return replace(self._read(from_token, last_token), last_token=last_token)
+        reached = min(upto_token, last_token)
+        found = self._batches(from_token)
+        page = read_page(found, from_token, reached, self._page_rows)
+        if last_token < upto_token:
+            # The reader requests tokens that do not exist, for instance after a reset.
+            return replace(page, last_token=last_token)
+        return page
 
     def is_plausible(self, instance_name: str, token: int) -> bool:
         """Return whether a token is not too far above a writer's known position."""
@@ -353,21 +345,8 @@ class MemoryStream:
                 )
         return RowsBetween(rows, upto.copy_and_advance(high), False)
 
-    def _read(self, from_token: int, upto_token: int) -> StreamUpdateResult:
-        updates: list[tuple[int, JsonValue]] = []
-        last = from_token
-        for token, texts in self._batches(from_token):
-            if token > upto_token:
-                break
-            # _batches() yields retained rows of one token one by one. Do not end the
-            # page between them.
-            if len(updates) >= self._page_rows and token != last:
-                return StreamUpdateResult(updates, last, True)
-            updates += [(token, decode_json(text)) for text in texts]
-            last = token
-        return StreamUpdateResult(updates, upto_token, False)
-
     def _batches(self, from_token: int) -> Iterable[tuple[int, Sequence[bytes]]]:
+        """Yield tokens and rows; retained rows of one token are yielded one by one."""
         if from_token < self._evicted_upto:
             for token, text in self._newest_evicted.values():
                 if token > from_token:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from operator import itemgetter
 from typing import TypeVar
 
 from msgspec import Struct
 
 from synapse_replication.errors import CatchUpError
+from synapse_replication.streams.rows import decode_json
 from synapse_replication.streams.stream import (
     EncodedUpdates,
     JsonValue,
@@ -65,6 +66,31 @@ def gather_batches(
         batch_token, batch = token, [row]
     if batch:
         yield batch_token, batch
+
+
+def read_page(
+    batches: Iterable[tuple[int, Sequence[bytes]]],
+    from_token: int,
+    upto_token: int,
+    page_rows: int,
+) -> StreamUpdateResult:
+    """Return the first page of the rows in ``(from_token, upto_token]``.
+
+    :param batches: pairs of a token above ``from_token`` and JSON texts of its rows,
+        in ascending order. The rows of one token are not split, even if it has several
+        pairs.
+    :param page_rows: the number of rows after which the page ends.
+    """
+    updates: list[tuple[int, JsonValue]] = []
+    last = from_token
+    for token, texts in batches:
+        if token > upto_token:
+            break
+        if len(updates) >= page_rows and token != last:
+            return StreamUpdateResult(updates, last, True)
+        updates += [(token, decode_json(text)) for text in texts]
+        last = token
+    return StreamUpdateResult(updates, upto_token, False)
 
 
 def check_page(
