@@ -107,7 +107,7 @@ def read_shared(paths: Sequence[str]) -> tuple[MergedFiles, SharedFile]:
 
 
 def _invalidates_streams(key: str) -> bool:
-    return key == OWN_SECTION or key.startswith(f"{OWN_SECTION}.streams")
+    return key.partition("[")[0] in (OWN_SECTION, f"{OWN_SECTION}.streams")
 
 
 def read_streams(shared: SharedFile) -> tuple[str | TableStream, ...]:

@@ -35,6 +35,7 @@ _HINTS_OF_KEYS: Mapping[Any, str] = MappingProxyType(
         "worker_replication_port": "write a port number from 1 to 65535",
         "module": "write the dotted name of a function, for instance "
         "my_package.my_module.make_sink",
+        "names": "write the names of resources, for instance `names: [replication]`",
         "endpoint": "write the URL of a collector, for instance http://localhost:4318",
         "sample_ratio": "write a number from 0 to 1",
         "service_name": "write at least one character",
@@ -140,13 +141,18 @@ def _read_section(
     fields = msgspec.structs.fields(section)
     for field in fields:
         inner = (*path, field.name)
-        if field.name in values:
+        if field.required and values.get(field.name) is None:
+            is_there = field.name in values
+            hint = "write a value" if is_there else "add it"
+            merged.report(
+                inner,
+                "is empty" if is_there else "is missing",
+                _HINTS_OF_KEYS.get(field.name, hint),
+            )
+        elif field.name in values:
             read = read_value(field.type, values[field.name], inner, merged)
             if read is not INVALID:
                 found[field.name] = read
-        elif field.required:
-            hint = _HINTS_OF_KEYS.get(field.name, "add it")
-            merged.report(inner, "is missing", hint)
     is_complete = len(merged.problems) == before
     if section.__struct_config__.forbid_unknown_fields:
         known = sorted(section.__struct_fields__)

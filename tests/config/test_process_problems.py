@@ -146,6 +146,20 @@ synapse_replication:
             ],
         )
 
+    def test_unknown_stream_beside_unknown_key(self) -> None:
+        """A key that only begins like ``streams`` does not hide an unknown stream."""
+        keys = [
+            invalid.split(": ")[1]
+            for invalid in self.problems_of(
+                HOMESERVER,
+                "stream_writers: {recepits: writer1}\n"
+                "synapse_replication: {streamss: []}\n",
+            )
+        ]
+        self.assertEqual(
+            keys, ["synapse_replication.streamss", "stream_writers.recepits"]
+        )
+
     def test_unknown_writer(self) -> None:
         """A writer that is not in instance_map is reported with a suggestion."""
         self.assertEqual(
@@ -245,6 +259,22 @@ listeners:
                 "path; write port: 9093, or path: /run/synapse/main.sock",
                 "1.yaml:4: listeners[2].resources[0]: 'replicaton' is not a resource; "
                 "did you mean 'replication'?",
+            ],
+        )
+
+    def test_required_key_without_value(self) -> None:
+        """A required key that is left empty is refused, also if it takes a list."""
+        self.assertEqual(
+            self.problems_of(
+                HOMESERVER,
+                """\
+listeners:
+  - {type: http, port: 1, resources: [{names: }]}
+""",
+            ),
+            [
+                "1.yaml:2: listeners[0].resources[0].names: is empty; write the names "
+                "of resources, for instance `names: [replication]`",
             ],
         )
 
