@@ -23,7 +23,7 @@ with atheris.instrument_imports(include=["synapse_replication"]):
         RowDecodeError,
         TokenError,
     )
-    from synapse_replication.redis.resp import new_reader
+    from synapse_replication.redis.resp import ReplyReader
     from synapse_replication.streams.rows import decode_json, encode_json
     from synapse_replication.streams.standard.registry import STANDARD_STREAMS
     from synapse_replication.streams.tokens import MultiWriterStreamToken
@@ -181,7 +181,7 @@ def read_as_message(data: bytes) -> None:
 
 def read_as_replies(data: bytes) -> None:
     """Read data as replies of Redis."""
-    reader = new_reader()
+    reader = ReplyReader()
     try:
         for start in range(0, len(data), 7):
             reader.feed(data[start : start + 7])

@@ -28,9 +28,8 @@ from synapse_replication.errors import LocalProtocolError, ReplicationError
 from synapse_replication.handlers.interfaces import ReplicationConnection
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.redis.endpoint import RedisEndpoint
-from synapse_replication.redis.interfaces import ReplyReader
 from synapse_replication.redis.options import RedisOptions
-from synapse_replication.redis.resp import new_reader
+from synapse_replication.redis.resp import ReplyReader
 from synapse_replication.redis.sender import RedisSender
 from synapse_replication.redis.subscriber import SubscriberFactory
 from synapse_replication.tcp.factory import DirectTcpReplicationClientFactory
@@ -106,7 +105,7 @@ class PassiveRedisLink:
             command_handler=_NullHandler(),
             # The sender has no connection and is never used.
             sender=RedisSender(reactor, observer, _publish_nothing),
-            reader_factory=lambda: _TappedReader(new_reader(), tap),
+            reader_factory=lambda: _TappedReader(ReplyReader(), tap),
         )
 
     def start(self) -> None:

@@ -24,7 +24,7 @@ import contextlib
 import random
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import txredisapi
 from twisted.internet.defer import Deferred
@@ -37,15 +37,12 @@ from typing_extensions import override
 from synapse_replication.backoff import Backoff
 from synapse_replication.handlers.events import ConnectFailed, LinkDown, LinkUp
 from synapse_replication.handlers.observer import ReplicationObserver
-from synapse_replication.redis.resp import MAX_REPLY_LENGTH, new_reader
+from synapse_replication.redis.resp import MAX_REPLY_LENGTH, ReplyReader
 from synapse_replication.transport.buffers import ReadSize
 from synapse_replication.transport.failures import at, destination, one_line
 from synapse_replication.transport.timeouts import Timeout, stop
 from synapse_replication.transport.tls_errors import explain
 from synapse_replication.wire.close_reason import CloseReason
-
-if TYPE_CHECKING:
-    from synapse_replication.redis.interfaces import ReaderFactory
 
 #: The time limit from ``connectionMade`` until the link is established, in s.
 HANDSHAKE_TIMEOUT = 10.0
@@ -218,7 +215,7 @@ class SynapseRedisFactory(txredisapi.RedisFactory):  # type: ignore[misc]
     :param ping_interval: the interval between pings on each connection, in s.
     :param handshake_timeout: the time limit from ``connectionMade`` until the link is
         established, in s.
-    :param reader_factory: returns a parser of replies.
+    :param reader_factory: returns a parser with the methods of :class:`ReplyReader`.
     :param jitter: returns a number from 0 to 1, which shortens a delay by up to half,
         so that processes that were disconnected together do not reconnect together.
     """
@@ -237,7 +234,7 @@ class SynapseRedisFactory(txredisapi.RedisFactory):  # type: ignore[misc]
         name: str = "redis",
         ping_interval: float = 30.0,
         handshake_timeout: float = HANDSHAKE_TIMEOUT,
-        reader_factory: ReaderFactory = new_reader,
+        reader_factory: Callable[[], Any] = ReplyReader,
         jitter: Callable[[], float] = random.random,
         **kwargs: Any,
     ) -> None:

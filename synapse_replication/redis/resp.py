@@ -9,13 +9,10 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import hiredis
 from txredisapi import InvalidData, ResponseError
-
-if TYPE_CHECKING:
-    from synapse_replication.redis.interfaces import ReplyReader
 
 #: The longest reply, in bytes. A connection with a longer reply is aborted.
 MAX_REPLY_LENGTH = 16 * 1024 * 1024
@@ -31,17 +28,8 @@ _UNFINISHED: Final = re.compile(
 )
 
 
-def new_reader(longest: int = MAX_REPLY_LENGTH) -> ReplyReader:
-    """Return the parser of a connection.
-
-    :param longest: the length in bytes, at least 10**6, beyond which a string is
-        truncated to one byte more. The rest is never stored.
-    """
-    return _GuardedReader(longest)
-
-
-class _GuardedReader:
-    """hiredis' parser, protected from large arrays and strings.
+class ReplyReader:
+    """The parser of a connection: that of hiredis, protected from large replies.
 
     hiredis allocates all items of an array when it parses the header, and needs 15 s to
     free 2**31 items. It stores a string as a whole; after one of 15 MiB, the C library
@@ -49,15 +37,20 @@ class _GuardedReader:
     string, only the data before these bytes is fed to hiredis first. If that data ends
     within a string or a line, the bytes are text of a message. Otherwise, they are a
     header: the data of an array is rejected, and a long string is truncated.
+
+    :param longest: the length in bytes, at least 10**6, beyond which a string is
+        truncated to one byte more. The rest is never stored.
+    :ivar gets: returns the next complete reply, or ``False`` if there is none yet. An
+        error reply is returned as a ``ResponseError``, not raised. It raises
+        ``InvalidData`` if the bytes are not a Redis reply.
     """
 
-    def __init__(self, longest: int) -> None:
+    def __init__(self, longest: int = MAX_REPLY_LENGTH) -> None:
         self._longest = longest
         self._reader = hiredis.Reader(
             protocolError=InvalidData, replyError=ResponseError
         )
-        #: Returns the next reply. It is hiredis' own method, except after a chunk that
-        #: was fed in parts.
+        # It is hiredis' own method, except after a chunk that was fed in parts.
         self.gets: Callable[[], Any] = self._reader.gets
         self._replies: deque[Any] = deque()
         self._held = b""

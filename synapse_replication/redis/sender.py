@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IDelayedCall, IPushProducer, IReactorTime
@@ -43,9 +43,6 @@ from synapse_replication.redis.ledger import (
 from synapse_replication.redis.pacing import SHORT_LINES, Pacing
 from synapse_replication.redis.resp import encode_publishes
 
-if TYPE_CHECKING:
-    from synapse_replication.redis.interfaces import PublishConnection
-
 #: The name under which the connection is reported to the observer.
 NAME = "redis_out"
 #: Messages published within this time after a write, in s, are coalesced.
@@ -53,6 +50,23 @@ COALESCE_WINDOW = 0.0005
 
 #: The limit of pending lines, in bytes; the connection is aborted if it is exceeded.
 MAX_PENDING_BYTES = 32 * 1024 * 1024
+
+
+class PublishConnection(Protocol):
+    """The part of a connection that a sender uses.
+
+    :ivar unacknowledged: the number of publishes without a reply.
+    :ivar has_socket: whether the transport writes to a socket.
+    """
+
+    unacknowledged: int
+    has_socket: bool
+
+    def write_publishes(self, data: list[bytes]) -> None:
+        """Write encoded PUBLISH commands in a single write."""
+
+    def abort(self, why: str) -> None:
+        """Abort the connection."""
 
 
 class Coalescer:

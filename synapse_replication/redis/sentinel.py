@@ -37,7 +37,7 @@ from synapse_replication.handlers.events import ConnectFailed
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.redis.factory import SynapseRedisFactory
 from synapse_replication.redis.options import HostPort, RedisOptions, SentinelOptions
-from synapse_replication.redis.resp import encode, new_reader
+from synapse_replication.redis.resp import ReplyReader, encode
 from synapse_replication.transport.failures import one_line
 
 #: The interval between queries for the master's address, in s.
@@ -304,7 +304,7 @@ class _MasterQueryProtocol(Protocol):
 
     def __init__(self, query: _MasterQuery) -> None:
         self._query = query
-        self._reader = new_reader()
+        self._reader = ReplyReader()
         self._length = 0
         self._waits_for_auth = False
 

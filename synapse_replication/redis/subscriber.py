@@ -14,7 +14,7 @@ allow PUBLISH on a subscribed connection.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,7 @@ from synapse_replication.errors import ExtensionMessageError, LineTooLongError
 from synapse_replication.handlers.events import FeatureUnavailable, LineRefused
 from synapse_replication.redis.factory import RedisLink, SynapseRedisFactory
 from synapse_replication.redis.ledger import EXTENSION
-from synapse_replication.redis.resp import encode, new_reader
+from synapse_replication.redis.resp import ReplyReader, encode
 from synapse_replication.redis.sender import RedisSender
 from synapse_replication.transport.timeouts import Timeout, stop
 from synapse_replication.wire.close_reason import CloseReason
@@ -44,13 +44,12 @@ from synapse_replication.wire.rdata import (
 if TYPE_CHECKING:
     from synapse_replication.handlers.extension.extension import ReplicationExtension
     from synapse_replication.handlers.interfaces import ConnectionHandler
-    from synapse_replication.redis.interfaces import ReaderFactory
 
 #: The longest line to publish or to accept, in bytes. Redis itself allows 512 MiB.
 MAX_LINE_LENGTH = 1024 * 1024
 #: The channel suffixes of the commands that have a channel of their own, by command.
 _OWN_CHANNEL = {"USER_IP": "/USER_IP"}
-_new_reader = partial(new_reader, MAX_LINE_LENGTH)
+_new_reader = partial(ReplyReader, MAX_LINE_LENGTH)
 
 
 class RedisSubscriber(RedisLink, txredisapi.SubscriberProtocol):  # type: ignore[misc]
@@ -327,7 +326,7 @@ class SubscriberFactory(SynapseRedisFactory):
         command_handler: ConnectionHandler,
         sender: RedisSender,
         extension: ReplicationExtension | None = None,
-        reader_factory: ReaderFactory = _new_reader,
+        reader_factory: Callable[[], Any] = _new_reader,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, reader_factory=reader_factory, **kwargs)

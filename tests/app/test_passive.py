@@ -28,7 +28,7 @@ from synapse_replication.errors import ConfigError, ReplicationError
 from synapse_replication.handlers.events import LinkUp
 from synapse_replication.handlers.observer import ReplicationObserver, handles
 from synapse_replication.redis.options import RedisOptions, SentinelOptions
-from synapse_replication.redis.resp import encode, new_reader
+from synapse_replication.redis.resp import ReplyReader, encode
 from synapse_replication.testing.servers import PrivateRedis, shared_redis
 from tests.support.sentinel import PrivateSentinel
 
@@ -194,7 +194,7 @@ class TappedReaderTests(SynchronousTestCase):
         large array, before which the parser divides the chunk.
         """
         seen: list[bytes] = []
-        reader = _TappedReader(new_reader(), lambda _, line: seen.append(line))
+        reader = _TappedReader(ReplyReader(), lambda _, line: seen.append(line))
         lines = [b"RDATA one", b"\r\n*1234\r\n", b"RDATA two"]
         reader.feed(b"".join(encode(b"message", b"c", line) for line in lines))
         while reader.gets() is not False:
