@@ -35,7 +35,6 @@ from synapse_replication.app.http_limits import BoundedSite, served_hosts
 from synapse_replication.app.http_site import REPLICATION_PATH, make_root
 from synapse_replication.app.modules import add_service, check_sink, load_factories
 from synapse_replication.app.observers import ProcessObservers
-from synapse_replication.app.position_check import start_position_check
 from synapse_replication.app.sources import fetch_with_retries, largest_token_of
 from synapse_replication.app.stop_steps import StopSteps
 from synapse_replication.app.stream_setup import StreamSetup
@@ -85,6 +84,7 @@ from synapse_replication.redis.external_cache import ExternalCache
 from synapse_replication.redis.link import RedisReplicationLink
 from synapse_replication.redis.options import RedisOptions
 from synapse_replication.storage.database import Database
+from synapse_replication.storage.stored_positions import start_position_check
 from synapse_replication.storage.writer_lock import WriterLock
 from synapse_replication.streams.backlog import Backlog, BacklogOptions
 from synapse_replication.streams.standard.registry import MAIN_INSTANCE

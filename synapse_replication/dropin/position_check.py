@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from synapse_replication.app.position_check import start_position_check
 from synapse_replication.dropin.host_streams import declared_writers, instances_of
 from synapse_replication.dropin.id_generators import HostDatabase
 from synapse_replication.dropin.observer import observer_of
@@ -12,7 +11,10 @@ from synapse_replication.dropin.settings import own_settings
 from synapse_replication.dropin.synapse_host import SynapseHost
 from synapse_replication.handlers.epochs import PeerEpochs
 from synapse_replication.handlers.handler import ReplicationCommandHandler
-from synapse_replication.storage.stored_positions import StoredPositionCheck
+from synapse_replication.storage.stored_positions import (
+    StoredPositionCheck,
+    start_position_check,
+)
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS
 
 

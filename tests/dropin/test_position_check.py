@@ -8,11 +8,11 @@ from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.app import position_check
 from synapse_replication.dropin.position_check import start_host_position_check
 from synapse_replication.dropin.settings import variable
 from synapse_replication.handlers.epochs import PeerEpochs
 from synapse_replication.handlers.host_values import Identity
+from synapse_replication.storage import stored_positions
 from tests.dropin.host import FakeHomeserver, FakeStream, fake_modules
 
 
@@ -33,7 +33,7 @@ class StartHostPositionCheckTests(SynchronousTestCase):
             for name in ("main", "w1", "w2")
         }
         self.made: list[Any] = []
-        self.patch(position_check, "StoredPositionCheck", self.make)
+        self.patch(stored_positions, "StoredPositionCheck", self.make)
         self.handler: Any = object()
 
     def make(self, *arguments: Any, **options: Any) -> Any:
