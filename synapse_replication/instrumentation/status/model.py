@@ -23,25 +23,18 @@ from synapse_replication.text import printable
 
 
 class Condition(enum.Enum):
-    """The state of a writer's rows in this process."""
+    """The state of a writer's rows in this process, the worst first."""
 
-    LIVE = "live"
+    STALLED = "stalled"
+    WAITING = "waiting for POSITION"
     CATCHING_UP = "catching up"
     DRAINING = "draining a removed writer"
-    WAITING = "waiting for POSITION"
-    STALLED = "stalled"
+    LIVE = "live"
     WRITTEN_HERE = "written here"
 
 
 #: The order in which the page and the terminal list the writers' conditions.
-WORST_FIRST = (
-    Condition.STALLED,
-    Condition.WAITING,
-    Condition.CATCHING_UP,
-    Condition.DRAINING,
-    Condition.LIVE,
-    Condition.WRITTEN_HERE,
-)
+WORST_FIRST = tuple(Condition)
 
 
 class StallReason(enum.Enum):
