@@ -2,7 +2,7 @@
 
 The first SIGTERM or SIGINT stops the service cleanly and restores the default action
 of both signals, so that a second signal ends the process immediately. On SIGHUP, a
-:class:`Reloadable` service reloads its configuration.
+service with a method ``reload`` reloads its configuration.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from typing import Any, Protocol, TextIO, runtime_checkable
+from typing import Any, Protocol, TextIO
 
 import attrs
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, maybeDeferred
 from twisted.logger import (
     FileLogObserver,
     FilteringLogObserver,
+    LogEvent,
     Logger,
     LogLevel,
     LogLevelFilterPredicate,
@@ -28,7 +29,7 @@ from twisted.logger import (
 from twisted.python.failure import Failure
 
 from synapse_replication.errors import ReplicationError
-from synapse_replication.instrumentation.json_logs import JsonLogObserver
+from synapse_replication.instrumentation.json_logs import to_json
 from synapse_replication.instrumentation.log_file import LogFile
 from synapse_replication.instrumentation.log_lines import clean_lines
 
@@ -52,14 +53,6 @@ class Runnable(Protocol):
         """Stop the service; return an awaitable that fires when it has stopped."""
 
 
-@runtime_checkable
-class Reloadable(Protocol):
-    """A service that can reload its configuration while it runs."""
-
-    def reload(self) -> None:
-        """Reload the configuration, and log the result."""
-
-
 def start_logging(
     stream: LogFile | TextIO, level: str = "info", *, as_json: bool = False
 ) -> Callable[[str], None]:
@@ -73,13 +66,7 @@ def start_logging(
     """
     predicate = LogLevelFilterPredicate()
     file: Any = stream
-    write: Any = (
-        JsonLogObserver(file)
-        if as_json
-        else FileLogObserver(
-            file, lambda event: clean_lines(formatEventAsClassicLogText(event))
-        )
-    )
+    write = FileLogObserver(file, to_json if as_json else _to_text)
     observer = FilteringLogObserver(write, [predicate])
     globalLogBeginner.beginLoggingTo([observer], redirectStandardIO=False)
 
@@ -92,6 +79,10 @@ def start_logging(
 
     set_level(level)
     return set_level
+
+
+def _to_text(event: LogEvent) -> str | None:
+    return clean_lines(formatEventAsClassicLogText(event))
 
 
 def run_service(
@@ -137,8 +128,8 @@ class _Process:
         self._reactor.addSystemEventTrigger("before", "shutdown", self._stop)
         try:
             service = self._service = self._make()
-            if isinstance(service, Reloadable):
-                self._reload = service.reload
+            if (reload := getattr(service, "reload", None)) is not None:
+                self._reload = reload
                 signal.signal(signal.SIGHUP, self._hung_up)
             service.startService()
         except Exception:  # noqa: BLE001 -- _failed() reports it
@@ -182,16 +173,14 @@ class _Process:
         if self._reactor.running:
             self._reactor.stop()
 
-    def _stop(self) -> Deferred[None] | None:
+    def _stop(self) -> Deferred[Any] | None:
         self._stopping = True
         if self._service is None:
             return None
-
-        async def stop(service: Runnable) -> None:
-            await service.stopService()
 
         def failed(failure: Failure) -> None:
             self.status = 1
             self.log.failure("synapse-replication did not stop cleanly", failure)
 
-        return Deferred.fromCoroutine(stop(self._service)).addErrback(failed)
+        stopping: Deferred[Any] = maybeDeferred(self._service.stopService)
+        return stopping.addErrback(failed)

@@ -12,10 +12,9 @@ from __future__ import annotations
 import json
 import math
 from datetime import datetime, timezone
-from typing import Any, TextIO
+from typing import Any
 
-from twisted.logger import ILogObserver, LogEvent, formatEvent
-from zope.interface import implementer
+from twisted.logger import LogEvent, formatEvent
 
 from synapse_replication.instrumentation.log_lines import MAX_LOG_LINE
 
@@ -26,7 +25,7 @@ _LEGACY = frozenset({"format", "isError", "system", "printed", "why"})
 
 
 def to_json(event: LogEvent) -> str:
-    """Return a log event as one line of JSON, without its line end."""
+    """Return a log event as one line of JSON."""
     moment = datetime.fromtimestamp(event["log_time"], timezone.utc)
     level = event.get("log_level")
     record: dict[str, Any] = {
@@ -56,7 +55,7 @@ def to_json(event: LogEvent) -> str:
         line = json.dumps(
             {name: _shorten(value, limit) for name, value in record.items()}
         )
-    return line
+    return line + "\n"
 
 
 def _shorten(value: Any, limit: int) -> Any:
@@ -64,19 +63,3 @@ def _shorten(value: Any, limit: int) -> Any:
     if not isinstance(value, str) or len(value) <= limit:
         return value
     return f"{value[: limit // 2]} ... {value[-limit // 2 :]}"
-
-
-@implementer(ILogObserver)
-class JsonLogObserver:
-    """Writes each event as a line of JSON.
-
-    :param stream: the text stream to write to.
-    """
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-
-    def __call__(self, event: LogEvent) -> None:
-        """Write an event and flush the stream."""
-        self._stream.write(to_json(event) + "\n")
-        self._stream.flush()

@@ -15,7 +15,6 @@ from twisted.logger import Logger, globalLogBeginner
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.app.service_runner import (
-    Reloadable,
     Runnable,
     run_service,
     start_logging,
@@ -81,7 +80,6 @@ class ReloadingService(FakeService):
 
 if TYPE_CHECKING:
     _service: type[Runnable] = FakeService
-    _reloading: type[Reloadable] = ReloadingService
 
 
 class RunServiceTests(SynchronousTestCase):

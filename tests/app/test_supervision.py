@@ -12,7 +12,7 @@ from twisted.internet.defer import Deferred, succeed
 from twisted.internet.task import Clock
 from twisted.logger import capturedLogs, formatEvent
 
-from synapse_replication.app.service_runner import Reloadable, Runnable
+from synapse_replication.app.service_runner import Runnable
 from synapse_replication.app.supervision import (
     SupervisedProcess,
     needs_restart,
@@ -74,7 +74,6 @@ class FakeNotify(NotifySocket):
 
 if TYPE_CHECKING:
     _runnable: type[Runnable] = SupervisedProcess
-    _reloadable: type[Reloadable] = SupervisedProcess
 
 
 class SupervisedProcessTests(FilesMixin):

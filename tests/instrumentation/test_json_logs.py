@@ -6,10 +6,9 @@ import io
 import json
 from typing import Any
 
-from twisted.logger import ILogObserver, Logger, LogPublisher
+from twisted.logger import FileLogObserver, Logger, LogPublisher
 from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
-from zope.interface.verify import verifyObject
 
 from synapse_replication.errors import CatchUpError
 from synapse_replication.handlers.events import (
@@ -18,15 +17,14 @@ from synapse_replication.handlers.events import (
     GapFound,
     StreamConnected,
 )
-from synapse_replication.instrumentation.json_logs import JsonLogObserver
+from synapse_replication.instrumentation.json_logs import to_json
 from synapse_replication.instrumentation.logs import LoggingObserver
 
 
-class JsonLogObserverTests(SynchronousTestCase):
+class ToJsonTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.out = io.StringIO()
-        observer = JsonLogObserver(self.out)
-        verifyObject(ILogObserver, observer)
+        observer = FileLogObserver(self.out, to_json)
         self.logger = Logger("replication", observer=LogPublisher(observer))
 
     def lines(self) -> list[Any]:
