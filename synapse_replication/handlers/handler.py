@@ -14,6 +14,7 @@ Commands and refused lines are counted by the connections, not by the handler.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct, field
@@ -399,6 +400,7 @@ class ReplicationCommandHandler:
         instance_name: str,
         tokens: Mapping[str, int],
         *,
+        prev_tokens: Mapping[str, int] = MappingProxyType({}),
         is_new_epoch: bool = False,
         epoch: str | None = None,
         has_restarted: bool = False,
@@ -410,6 +412,8 @@ class ReplicationCommandHandler:
 
         :param tokens: for each stream, the token up to which the writer has sent its
             rows or announced its position on this connection.
+        :param prev_tokens: for streams of which the writer has no rows between a token
+            and the one in ``tokens``, the former.
         :param is_new_epoch: whether the writer has restarted, or was not known before.
         :param epoch: the writer's current epoch, to be compared with the epoch of the
             handled rows; ``None`` if the epochs need not be compared.
@@ -425,6 +429,7 @@ class ReplicationCommandHandler:
                     link,
                     instance_name,
                     token,
+                    prev_token=prev_tokens.get(stream_name, token),
                     is_first=is_new_epoch,
                     epoch=epoch,
                     has_restarted=has_restarted,

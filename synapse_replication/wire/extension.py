@@ -163,6 +163,7 @@ _RENAMED: Final = {
     "has_channel": "reply",
     "silence": "silent",
     "follows": "streams",
+    "prev_tokens": "prev",
 }
 
 
@@ -182,6 +183,8 @@ class ExtensionMessage(
     :ivar version: the version of this package on the instance; empty if not stated.
     :ivar time_ms: when the message was created, in ms since 1970.
     :ivar positions: positions of the streams that the instance writes, by stream name.
+    :ivar prev_tokens: by stream name, a token before that of ``positions``, if the
+        instance has no rows between the two.
     :ivar has_backlog: whether the instance serves its recent rows from a backlog. The
         encoded message contains the field only if it is false.
     :ivar follows: in a ``hello`` over direct TCP, the streams whose rows the instance
@@ -208,6 +211,7 @@ class ExtensionMessage(
     version: _Text = field(default_factory=str)
     time_ms: _Int64
     positions: Annotated[dict[_Name, StreamPosition], Meta(max_length=MAX_STREAMS)]
+    prev_tokens: Annotated[dict[_Name, _Int64], Meta(max_length=MAX_STREAMS)] = {}
     has_backlog: bool = True
     every: Annotated[int, Meta(gt=0, le=MAX_EVERY)] | None = None
     has_channel: bool = False
@@ -316,7 +320,12 @@ def parse_rows_message(payload: bytes) -> tuple[str, str, str, int] | None:
 
 def _check_names(message: ExtensionMessage) -> None:
     names = [message.instance_name, message.epoch, message.where, message.version]
-    names += [*message.positions, *(message.follows or ()), *message.reached]
+    names += [
+        *message.positions,
+        *message.prev_tokens,
+        *(message.follows or ()),
+        *message.reached,
+    ]
     if message.silence is not None:
         names += [message.silence.instance_name, message.silence.epoch]
     text = "".join(names)

@@ -180,6 +180,9 @@ class ReplicationExtension(SendingListener):
         #: The instance at the other end of each direct link that has sent a message.
         self._peers: dict[ExtensionConnection, str] = {}
         self._positions: dict[str, StreamPosition] = {}
+        #: The token after which a stream in tables has no rows of this instance up to
+        #: its position.
+        self._prev_tokens: dict[str, int] = {}
         self._has_advanced = False
         self._last_heartbeat = self._last_answer = -math.inf
         self._tick = Timer(host.clock)
@@ -440,6 +443,7 @@ class ReplicationExtension(SendingListener):
             connection,
             name,
             tokens,
+            prev_tokens=message.prev_tokens,
             # Rows that a process sent before its first message may have been missed.
             is_new_epoch=is_new or status is EpochStatus.FIRST,
             # A process that is shutting down cannot serve the rows of its epoch.
@@ -605,6 +609,7 @@ class ReplicationExtension(SendingListener):
         if position is not None and self._connections:
             now = self._clock.time_msec()
             self._send(self._encode_rows(now, stream_name, position), stream_name)
+        self._prev_tokens.pop(stream_name, None)
         self._set_position(stream_name, batches[-1][0])
         if self._backlog is not None and self.retains(stream_name):
             self._backlog.of(stream_name).add(prev_token, batches)
@@ -614,10 +619,17 @@ class ReplicationExtension(SendingListener):
 
         These rows are not retained in the backlog.
         """
+        self._prev_tokens.pop(stream_name, None)
         self._set_position(stream_name, token)
 
     def position_sent(self, stream_name: str, prev_token: int, new_token: int) -> None:
         """Record a POSITION that was sent."""
+        before = self._positions.get(stream_name)
+        if before is None or before.token < prev_token:
+            self._prev_tokens.pop(stream_name, None)
+        if stream_name not in self._in_memory:
+            # A peer may have rows of an earlier process of those held in memory.
+            self._prev_tokens.setdefault(stream_name, prev_token)
         self._set_position(stream_name, new_token)
         self.range_skipped(stream_name, prev_token, new_token)
 
@@ -691,6 +703,11 @@ class ReplicationExtension(SendingListener):
             type=kind,
             time_ms=now,
             positions=positions,
+            prev_tokens={
+                name: prev_token
+                for name, prev_token in self._prev_tokens.items()
+                if prev_token < positions[name].token
+            },
             every=self._idle_interval(),
         )
 

@@ -189,6 +189,7 @@ class StreamReceiver:
         instance_name: str,
         token: int,
         *,
+        prev_token: int,
         is_first: bool,
         epoch: str | None,
         has_restarted: bool,
@@ -197,6 +198,7 @@ class StreamReceiver:
 
         The rows that the writer held in memory in earlier epochs are lost.
 
+        :param prev_token: the token after which the writer has no rows up to ``token``.
         :param is_first: whether the writer has just started, so that this is its
             initial position. Missing rows up to it are fetched, but are not reported as
             a gap.
@@ -210,7 +212,13 @@ class StreamReceiver:
             and not self._writers.find(instance_name).reader.follows_epoch(link, epoch)
         ):
             self._put(link, ReportedEpoch(instance_name, token, epoch, has_restarted))
-        if not self._writers.get(instance_name).reader.follows(link, token):
+        if self._writers.get(instance_name).reader.follows(link, token):
+            return
+        if prev_token < token:
+            # It says what a POSITION says, which may not arrive before.
+            name = self._context.name
+            self._put(link, PositionCommand(name, instance_name, prev_token, token))
+        else:
             self._put(link, ReportedPosition(instance_name, token, is_first))
 
     def enqueue_stored_position(self, instance_name: str, token: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from typing import Any
 
 from synapse_replication import __version__
 from synapse_replication.handlers.epochs import CHANGE_EVERY, MAX_CHANGES
@@ -99,6 +100,40 @@ class GapTests(ExtensionTests):
         self.assertIn(("bus", "events", "w"), late.observer.connected)
         self.write(1)
         self.assertEqual(late.texts(), [row(1)])
+
+    def test_skipped_ids_before_a_heartbeat(self) -> None:
+        """A heartbeat states the range without rows, as the lost POSITION did.
+
+        The range ends at the writer's next row.
+        """
+        self.write(1)
+        self.bus.drop = lambda message: message.payload.startswith(b"POSITION")
+        self.writer.handler.sender.send_position("events", 1, 30)
+        self.writer.handler.sender.skip_range("events", 30, 40)
+        self.writer.handler.sender.announce_positions()
+        self.bus.advance(6)
+        self.assertEqual(self.reader.events.current_token("w"), 40)
+        self.assertEqual(self.heartbeat()["prev"], {"events": 1})
+        self.assertEqual(self.reader.observer.gaps, [])
+        self.assertEqual(self.writer.backlog_requests, [])
+        self.write(41)
+        self.bus.advance(6)
+        self.assertNotIn("prev", self.heartbeat())
+
+    def test_range_without_rows_ends_at_unannounced_rows(self) -> None:
+        """A heartbeat states no range across rows that were not sent."""
+        self.write(1)
+        self.writer.handler.sender.send_position("events", 1, 30)
+        self.bus.advance(6)
+        self.writer.handler.sender.set_last_sent_token("events", 35)
+        self.writer.handler.sender.send_position("events", 35, 40)
+        self.bus.advance(6)
+        self.assertEqual(self.heartbeat()["prev"], {"events": 35})
+
+    def heartbeat(self) -> Any:
+        """Return the last heartbeat of the writer."""
+        sent = [each for each in self.messages("heartbeat") if each.sender == "w"]
+        return json.loads(sent[-1].payload)
 
     def test_heartbeat_in_a_batch(self) -> None:
         """A heartbeat between the rows of a batch neither splits nor loses it."""
