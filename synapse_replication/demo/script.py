@@ -15,8 +15,7 @@ import attrs
 import msgspec
 
 from synapse_replication.errors import RemoteProtocolError
-from synapse_replication.recordings.format import RecordingError
-from synapse_replication.recordings.reader import read_recording
+from synapse_replication.recordings.reader import RecordingError, read_recording
 from synapse_replication.wire.commands import RdataCommand, parse_command_from_line
 
 

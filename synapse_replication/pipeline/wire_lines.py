@@ -21,7 +21,7 @@ import attrs
 from synapse_replication.errors import PipelineError, RemoteProtocolError
 from synapse_replication.pipeline.scan import Batches, Scan, grouped, to_batch
 from synapse_replication.pipeline.schemas import WIRE_SCHEMA
-from synapse_replication.recordings.format import (
+from synapse_replication.recordings.reader import (
     Record,
     RecordingError,
     is_compressed,
@@ -169,7 +169,7 @@ class _ListedLines:
 def _records_of(part: _File) -> Iterator[Record | RecordingError]:
     with part.path.open("rb") as file:
         lines = unpacked(file) if part.is_compressed else _ListedLines(file, part.size)
-        yield from read_records(lines)
+        yield from read_records(lines.readline)
 
 
 def _to_row(record: Record | RecordingError) -> tuple[Any, ...]:

@@ -1,21 +1,139 @@
-"""Reading of recordings from files.
+"""Reading of recordings of traffic.
 
-:mod:`synapse_replication.recordings.format` describes the format. Files may be
-compressed with gzip or xz.
+A recording has JSON lines of ``{"t": ..., "channel": ..., "line": ...}``.
+``t`` is the time of arrival in s, from an arbitrary origin; ``channel`` is the Redis
+channel or, for direct TCP, the server's name; ``line`` is the command; the optional
+``time_ms`` is the time of arrival in ms since the Unix epoch. Other keys are ignored.
+
+Files may be compressed with gzip or xz.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import gzip
+import lzma
+import zlib
+from collections.abc import Callable, Iterator
 from importlib.resources import files
 from pathlib import Path
+from typing import IO, Annotated, Final, cast
 
-from synapse_replication.recordings.format import (
-    Record,
-    RecordingError,
-    read_records,
-    unpacked,
-)
+import attrs
+import msgspec
+
+from synapse_replication.errors import ReplicationError
+
+#: The first bytes of compressed files.
+_GZIP_MAGIC: Final = b"\x1f\x8b"
+_XZ_MAGIC: Final = b"\xfd7zXZ\x00"
+
+#: The maximum length of a line of a recording, in bytes. Redis accepts longer messages,
+#: but replicated rows are far shorter.
+MAX_LINE_BYTES: Final = 2**20
+
+
+class RecordingError(ReplicationError):
+    """A line that does not have the format of a recording, or cannot be decompressed.
+
+    :ivar number: the line number, from 1.
+    :ivar reason: what is wrong with the line.
+    """
+
+    def __init__(self, number: int, reason: str) -> None:
+        super().__init__(f"line {number}: {reason}")
+        self.number = number
+        self.reason = reason
+
+
+#: The end of the year 9999.
+_LAST_MS: Final = 253_402_300_799_999
+
+
+class _Line(msgspec.Struct):
+    line: str
+    channel: str = ""
+    t: float = 0.0
+    time_ms: Annotated[int, msgspec.Meta(ge=0, le=_LAST_MS)] | None = None
+
+
+@attrs.frozen
+class Record:
+    """One command of a recording.
+
+    :ivar number: its line number in the file, from 1.
+    :ivar seconds: the time of its arrival in s, from an arbitrary origin.
+    :ivar channel: the Redis channel; for direct TCP, the server's name.
+    :ivar line: the command, without its line end.
+    :ivar time_ms: the time of its arrival in ms since the Unix epoch, if known.
+    """
+
+    number: int
+    seconds: float
+    channel: str
+    line: bytes
+    time_ms: int | None = None
+
+
+_decode = msgspec.json.Decoder(_Line).decode
+
+
+def is_compressed(file: IO[bytes]) -> bool:
+    """Return whether a file is compressed with gzip or xz, and rewind the file."""
+    return unpacked(file) is not file
+
+
+def unpacked(file: IO[bytes]) -> IO[bytes]:
+    """Return a file that reads the decompressed content of ``file``.
+
+    :param file: a file at its start, compressed or not. The caller closes it.
+    """
+    start = file.read(len(_XZ_MAGIC))
+    file.seek(0)
+    if start.startswith(_GZIP_MAGIC):
+        return cast("IO[bytes]", gzip.open(file))
+    if start == _XZ_MAGIC:
+        return cast("IO[bytes]", lzma.open(file))
+    return file
+
+
+def read_records(readline: Callable[[int], bytes]) -> Iterator[Record | RecordingError]:
+    """Yield the records of a file, a line at a time.
+
+    An error is yielded in place of a line that is not a record. Where a compressed file
+    is damaged or truncated, an error is yielded as the last item. Blank lines are
+    skipped.
+
+    :param readline: returns a line with its line end, or its first bytes, of an
+        uncompressed file, or of the result of :func:`unpacked`.
+    :raises OSError: if the file cannot be read.
+    """
+    number = 1
+    try:
+        while text := readline(MAX_LINE_BYTES):
+            if len(text) == MAX_LINE_BYTES and not text.endswith(b"\n"):
+                yield RecordingError(number, f"longer than {MAX_LINE_BYTES} bytes")
+                while text and not text.endswith(b"\n"):
+                    text = readline(MAX_LINE_BYTES)
+            elif not text.isspace():
+                yield parse_record(number, text)
+            number += 1
+    except (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
+        yield RecordingError(number, f"the compressed file is damaged: {error}")
+
+
+def parse_record(number: int, text: bytes) -> Record | RecordingError:
+    """Parse one line.
+
+    :param number: the line number.
+    """
+    try:
+        record = _decode(text)
+        line = record.line.encode()
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        return RecordingError(
+            number, f'not {{"t": ..., "channel": ..., "line": ...}}: {error}'
+        )
+    return Record(number, record.t, record.channel, line, record.time_ms)
 
 
 def shipped_recording() -> Path:
@@ -40,4 +158,4 @@ def read_recording(path: Path) -> Iterator[Record | RecordingError]:
     :raises OSError: if the file cannot be opened or read.
     """
     with path.open("rb") as file:
-        yield from read_records(unpacked(file))
+        yield from read_records(unpacked(file).readline)

@@ -40,7 +40,7 @@ from synapse_replication.handlers.interfaces import (
 )
 from synapse_replication.handlers.observer import ReplicationObserver, handles
 from synapse_replication.handlers.receiving.context import ReceiverOptions
-from synapse_replication.recordings.format import Record, RecordingError
+from synapse_replication.recordings.reader import Record, RecordingError
 from synapse_replication.recordings.replay_report import Gap, ReplayReport
 from synapse_replication.streams.rows import decode_json
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS

@@ -10,8 +10,12 @@ from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.recordings.format import Record, RecordingError
-from synapse_replication.recordings.reader import read_recording, shipped_recording
+from synapse_replication.recordings.reader import (
+    Record,
+    RecordingError,
+    read_recording,
+    shipped_recording,
+)
 from tests.support.recordings import FULL_RECORDING
 
 GOOD = b'{"t": 1.5, "channel": "a.b", "line": "PING \\u2615"}\n'

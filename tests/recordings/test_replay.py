@@ -5,8 +5,7 @@ from __future__ import annotations
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.handlers.events import DiscardReason
-from synapse_replication.recordings.format import Record, RecordingError
-from synapse_replication.recordings.reader import read_recording
+from synapse_replication.recordings.reader import Record, RecordingError, read_recording
 from synapse_replication.recordings.replay import replay_records
 from synapse_replication.recordings.replay_report import Gap, ReplayReport
 from tests.support.recordings import FULL_RECORDING
