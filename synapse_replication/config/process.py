@@ -8,6 +8,7 @@ with every problem that it found: file, key and hint. See docs/operators-guide.r
 from __future__ import annotations
 
 import enum
+import importlib.util
 import re
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -39,7 +40,6 @@ from synapse_replication.config.sanity import (
     why_no_secret,
 )
 from synapse_replication.config.tls import read_tls
-from synapse_replication.config.tracing import check_tracing
 from synapse_replication.config.yaml_files import (
     OWN_SECTION,
     KeyPath,
@@ -64,6 +64,9 @@ class Purpose(enum.Enum):
     WORKER = "worker"
     FOLLOW = "follow"  #: a command that only observes: needs a link, but no database
 
+
+#: A module that exists if the extra ``otlp`` is installed.
+EXPORTER = "opentelemetry.exporter.otlp.proto.http"
 
 #: The keys of the options that have other names in the files.
 _KEYS: Mapping[str, str] = MappingProxyType(
@@ -222,8 +225,14 @@ class _Checks:
             if own.extension.enabled
             else None,
             log_level=own.log_level,
-            tracing=check_tracing(own.tracing, self._merged),
+            tracing=own.tracing,
         )
+        if own.tracing is not None and not _can_export():
+            self._problem(
+                (OWN_SECTION, "tracing"),
+                "the exporter for spans is not installed",
+                "install synapse_replication[otlp], or remove this section",
+            )
         failed = self._merged.failed_keys()
         if not failed & {OWN_SECTION, "worker_replication_secret"}:
             self._check_exposure(config)
@@ -375,6 +384,14 @@ class _Checks:
                 "add `- {type: http, port: ..., resources: [{names: [replication]}]}`, "
                 "with the same port as in instance_map",
             )
+
+
+def _can_export() -> bool:
+    """Return whether the extra ``otlp`` is installed."""
+    try:
+        return importlib.util.find_spec(EXPORTER) is not None
+    except ModuleNotFoundError:
+        return False
 
 
 def _listener(section: ListenerSection) -> Listener:

@@ -1,11 +1,11 @@
-"""Tests for synapse_replication.config.tracing."""
+"""Tests for the section ``synapse_replication.tracing``."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
-from synapse_replication.config import tracing as config_tracing
+from synapse_replication.config import process
 from synapse_replication.config.own_section import TracingSection
 from synapse_replication.config.process import ProcessConfig, load_config
 from synapse_replication.errors import ConfigError
@@ -80,7 +80,7 @@ class TracingConfigTests(FilesMixin):
     def test_not_installed(self) -> None:
         """If the extra is not installed, the problem says what to install."""
         for name in ("opentelemetry.exporter.nothing", "nothing.of.this"):
-            self.patch(config_tracing, "EXPORTER", name)
+            self.patch(process, "EXPORTER", name)
             key, problem, hint = self.problem(endpoint="http://c.test")
             self.assertEqual(key, "synapse_replication.tracing")
             self.assertIn("is not installed", problem)
