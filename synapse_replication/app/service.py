@@ -11,6 +11,7 @@ step takes at most :data:`DRAIN_TIMEOUT` s.
 from __future__ import annotations
 
 import errno
+import random
 import secrets
 import sys
 from collections.abc import Callable, Sequence
@@ -35,9 +36,8 @@ from synapse_replication.app.http_limits import BoundedSite, served_hosts
 from synapse_replication.app.http_site import REPLICATION_PATH, make_root
 from synapse_replication.app.modules import add_service, check_sink, load_factories
 from synapse_replication.app.observers import ProcessObservers
-from synapse_replication.app.sources import fetch_with_retries, largest_token_of
 from synapse_replication.app.stop_steps import StopSteps
-from synapse_replication.app.stream_setup import StreamSetup
+from synapse_replication.app.stream_setup import StreamSetup, largest_token_of
 from synapse_replication.clock import ReactorClock
 from synapse_replication.config.endpoints import (
     client_endpoint,
@@ -74,6 +74,7 @@ from synapse_replication.handlers.sending.streamer import (
 )
 from synapse_replication.http.client import HttpCatchUpClient, make_agent
 from synapse_replication.http.resource import ReplicationResource
+from synapse_replication.http.retry import with_retries
 from synapse_replication.instrumentation.prometheus import ReplicationMetrics
 from synapse_replication.instrumentation.status.model import (
     ProcessStatus,
@@ -178,7 +179,9 @@ class Replication(Service):
             self._observer,
             self.hooks,
             options.stores_user_ips,
-            fetch_with_retries(self._client, self._clock),
+            lambda name: with_retries(
+                self._client.for_stream(name), self._clock, random.random
+            ),
             largest_token_of(options, self._database),
         )
         self.sink: RowSink = PositionsOnlySink() if sink is None else sink

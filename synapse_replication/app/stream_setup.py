@@ -42,7 +42,7 @@ from synapse_replication.config.replication_options import (
     ReplicationOptions,
 )
 from synapse_replication.errors import ConfigError, RowDecodeError, StorageError
-from synapse_replication.handlers.data_handler import AdvancingStream
+from synapse_replication.handlers.data_handler import AdvancingStream, LargestToken
 from synapse_replication.handlers.events import RemovedWriterFound
 from synapse_replication.handlers.interfaces import PositionSink, RowSink
 from synapse_replication.storage.database import Database
@@ -485,3 +485,31 @@ def _explain(error: psycopg2.Error) -> str:
             "-c FILE"
         )
     return why
+
+
+def largest_token_of(
+    options: ReplicationOptions, database: Database | None
+) -> LargestToken | None:
+    """Return a function that returns the last id that a stream's sequence allocated.
+
+    Its result is the first id minus one if the sequence has allocated none, and
+    ``None`` if the stream is not configured or has no sequence.
+
+    :param database: ``None`` if the configuration needs none.
+    :return: ``None`` without a database.
+    """
+    if database is None:
+        return None
+    streams = options.id_streams
+
+    async def largest_token(stream_name: str) -> int | None:
+        stream = streams.get(stream_name)
+        if stream is None:
+            return None
+        return await database.transact(
+            f"largest_token_{stream_name}",
+            lambda txn: read_sequence(txn, stream.sequence),
+            autocommit=True,
+        )
+
+    return largest_token

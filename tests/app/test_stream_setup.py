@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any
 
@@ -13,14 +14,18 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import TestCase
 
 from synapse_replication.app.host import PositionsOnlySink, StandaloneHost
-from synapse_replication.app.sources import fetch_with_retries, largest_token_of
-from synapse_replication.app.stream_setup import LOOK_BACK, StreamSetup
+from synapse_replication.app.stream_setup import (
+    LOOK_BACK,
+    StreamSetup,
+    largest_token_of,
+)
 from synapse_replication.clock import ReactorClock
 from synapse_replication.config.process import ProcessConfig
 from synapse_replication.errors import CatchUpError, ConfigError
 from synapse_replication.handlers.host_values import Identity
 from synapse_replication.handlers.receiving.context import ReceiverOptions
 from synapse_replication.http.client import HttpCatchUpClient, make_agent
+from synapse_replication.http.retry import with_retries
 from synapse_replication.storage.database import Database
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS
 from synapse_replication.streams.stream import RemovedWriter
@@ -139,7 +144,9 @@ class StreamSetupTests(TestCase):
             clock,
             self.observer,
             silent_hooks(clock),
-            fetch_from_writer=fetch_with_retries(client, clock),
+            fetch_from_writer=lambda name: with_retries(
+                client.for_stream(name), clock, random.random
+            ),
             largest_token=largest_token_of(config, self.database),
         )
         setup = StreamSetup(config, host, self.database, reactor)  # type: ignore[arg-type]
