@@ -13,7 +13,16 @@ import attrs
 
 from synapse_replication.config.deployment import load_deployment
 from synapse_replication.errors import ConfigError, PipelineError
+from synapse_replication.storage import queries
+from synapse_replication.storage.consistency import ConsistencyReport, examine
+from synapse_replication.storage.id_streams import exists, id_stream_of
+from synapse_replication.streams.standard.registry import (
+    STANDARD_STREAMS,
+    StandardStream,
+)
 from synapse_replication.streams.table import TableStream
+
+Stream = StandardStream | TableStream
 
 
 @attrs.frozen
@@ -32,6 +41,31 @@ class PipelineSettings:
     conninfo: Mapping[str, Any] = attrs.field(repr=False)
     writers: Mapping[str, tuple[str, ...]] = attrs.Factory(dict)
     declared: tuple[TableStream, ...] = ()
+
+    @property
+    def streams(self) -> list[Stream]:
+        """The standard streams, and those that the configuration declares."""
+        return [*STANDARD_STREAMS.values(), *self.declared]
+
+    def read_states(self, txn: Any) -> ConsistencyReport:
+        """Compare the sequences, tables and positions of all streams with ids.
+
+        Without declared writers, every instance with a position is a writer.
+        """
+        stored: dict[str, list[str]] = {}
+        if exists(txn, "stream_positions"):
+            txn.execute(queries.ALL_POSITIONS)
+            for stream, writer, _ in sorted(txn.fetchall()):
+                stored.setdefault(stream, []).append(writer)
+        id_streams = {}
+        for each in self.streams:
+            if each.sequence is not None:
+                known: Sequence[str] = ()
+                if each.positions_name is not None:
+                    found = stored.get(each.positions_name, [])
+                    known = self.writers.get(each.name) or found
+                id_streams[each.name] = id_stream_of(each, known)
+        return examine(txn, id_streams)
 
 
 def settings_of_dsn(dsn: str) -> PipelineSettings:

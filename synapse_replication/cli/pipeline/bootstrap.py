@@ -17,7 +17,7 @@ from synapse_replication.pipeline.settings import PipelineSettings
 from synapse_replication.text import counted
 
 if TYPE_CHECKING:
-    from synapse_replication.pipeline.bootstrap.job import Bootstrap
+    from synapse_replication.pipeline.bootstrap import Bootstrap
 
 
 @command("bootstrap", "pipeline bootstrap -c homeserver.yaml")
@@ -31,10 +31,7 @@ def bootstrap_command(settings: PipelineSettings, write: bool, as_json: bool) ->
     them in one transaction. It asks for a confirmation only on a terminal, and not with
     --json. No position is decreased.
     """
-    from synapse_replication.pipeline.bootstrap.job import (
-        read_bootstrap,
-        write_bootstrap,
-    )
+    from synapse_replication.pipeline.bootstrap import read_bootstrap, write_bootstrap
     from synapse_replication.pipeline.progress import JobProgress
 
     with JobProgress(sys.stderr, 1) as progress:

@@ -11,9 +11,8 @@ from typing import Any
 import attrs
 
 from synapse_replication.pipeline.audit.findings import AuditFinding, to_json
-from synapse_replication.pipeline.settings import PipelineSettings
+from synapse_replication.pipeline.settings import PipelineSettings, Stream
 from synapse_replication.pipeline.source.connections import reading
-from synapse_replication.pipeline.states import Stream, read_states, streams_of
 from synapse_replication.storage.consistency import Problem, ProblemKind, StreamState
 
 
@@ -70,13 +69,13 @@ def read_facts(settings: PipelineSettings) -> AuditFacts:
     :raises PipelineError: if the database cannot be read.
     """
     with reading(settings.conninfo, walk_indexes=False) as txn:
-        report = read_states(txn, settings)
+        report = settings.read_states(txn)
     states = {
         state.name: state
         for state in report.streams
         if state.sequence_value is not None
     }
-    found = {s.name: _audited(s, states.get(s.name)) for s in streams_of(settings)}
+    found = {s.name: _audited(s, states.get(s.name)) for s in settings.streams}
     problems = [_finding(p, states.get(p.stream_name or "")) for p in report.problems]
     return AuditFacts(found, problems)
 

@@ -1,4 +1,4 @@
-"""Tests for :mod:`synapse_replication.pipeline.bootstrap.job` and its parts."""
+"""Tests for :mod:`synapse_replication.pipeline.bootstrap` and its parts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.cli.pipeline.bootstrap import bootstrap_command
 from synapse_replication.errors import PipelineError
-from synapse_replication.pipeline.bootstrap.job import (
+from synapse_replication.pipeline.bootstrap import (
     Bootstrap,
     read_bootstrap,
     write_bootstrap,

@@ -1,4 +1,4 @@
-"""Tests for :mod:`synapse_replication.pipeline.bootstrap.plan`."""
+"""Tests for :mod:`synapse_replication.pipeline.bootstrap`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import PipelineError
-from synapse_replication.pipeline.bootstrap.plan import (
+from synapse_replication.pipeline.bootstrap import (
     Change,
     Found,
     PlannedChange,

@@ -1,4 +1,4 @@
-"""Tests for :mod:`synapse_replication.pipeline.bootstrap.job`, on a real database.
+"""Tests for :mod:`synapse_replication.pipeline.bootstrap`, on a real database.
 
 The whole bootstrap is tested in ``test_job``.
 """
@@ -13,18 +13,16 @@ from msgspec.structs import replace
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import PipelineError
-from synapse_replication.pipeline.bootstrap.job import (
+from synapse_replication.pipeline.bootstrap import (
+    Change,
+    PlannedChange,
     check_no_writers,
+    check_sequences,
     connected,
     read_farthest,
     read_report,
-    write_positions,
-)
-from synapse_replication.pipeline.bootstrap.plan import (
-    Change,
-    PlannedChange,
-    check_sequences,
     stored_positions,
+    write_positions,
 )
 from synapse_replication.pipeline.settings import PipelineSettings, settings_of_dsn
 from synapse_replication.storage.consistency import StreamState

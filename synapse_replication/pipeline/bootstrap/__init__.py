@@ -1,1 +1,0 @@
-"""The job that computes a deployment's lost positions from its tables."""
