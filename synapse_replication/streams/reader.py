@@ -593,9 +593,9 @@ class Reader(Struct, eq=False):
         """Fetch a row that cannot be decoded from the stream's own source."""
         if self.page is None:
             self._miss(min(token - 1, self.position), token)
-        assert self.work is not None
+        work = self._catch_up
         self.page = self.request = None
-        self.work.unreadable_upto = max(token, self.work.unreadable_upto or token)
+        work.unreadable_upto = max(token, work.unreadable_upto or token)
 
     @_on(ReaderEvent.DELIVERY_FAILED)
     def delivery_failed(self, tokens: Sequence[int]) -> int:
@@ -733,8 +733,7 @@ class Reader(Struct, eq=False):
                 return Finding.NOTHING
             if not is_same:
                 self._reset(link, token)
-                assert self.work is not None
-                self.work.epoch = epoch
+                self._catch_up.epoch = epoch
                 return Finding.RESET
         else:
             for other in self.links:
@@ -815,11 +814,9 @@ class Reader(Struct, eq=False):
 
         :raises CatchUpError: if the page does not advance beyond the cursor.
         """
-        work = self.work
         if fetch is not self.request:
             return None
-        self.request = None
-        assert work is not None
+        work, self.request = self._catch_up, None
         if fetch.from_token != work.cursor or not self._accepts_epoch(result):
             return None
         upto = fetch.upto_token
@@ -877,8 +874,7 @@ class Reader(Struct, eq=False):
     @_on(ReaderEvent.PAGE_DELIVERED)
     def page_delivered(self) -> None:
         """Record that all rows of the page were delivered."""
-        work, page = self.work, self.page
-        assert work is not None
+        work, page = self._catch_up, self.page
         assert page is not None
         # The writer itself answers for a stream held in its memory: no row is committed
         # later below the end of the page.
@@ -891,8 +887,7 @@ class Reader(Struct, eq=False):
     @_on(ReaderEvent.REWOUND)
     def rewound(self, epoch: str | None = None) -> None:
         """Record that the position was rewound, and that an epoch began, if any."""
-        work = self.work
-        assert work is not None
+        work = self._catch_up
         assert work.rewind_to is not None
         self.position = work.cursor = work.empty_upto = work.rewind_to
         work.rewind_to = None
@@ -906,8 +901,7 @@ class Reader(Struct, eq=False):
 
     def _begin_epoch(self, epoch: str | None) -> None:
         """Record the epoch, unless another one was stated while it began."""
-        work = self.work
-        assert work is not None
+        work = self._catch_up
         if epoch is not None:
             self.epoch = epoch
             for state in self.links.values():
@@ -924,8 +918,7 @@ class Reader(Struct, eq=False):
 
         :param now: the time of the driver's clock, in s.
         """
-        work = self.work
-        assert work is not None
+        work = self._catch_up
         if self.policy.held_in_memory and work.cursor >= target:
             # Later rows have replaced what a slow link may still carry.
             self.empty = None
@@ -1000,8 +993,7 @@ class Reader(Struct, eq=False):
         return self._fetch(work.cursor)
 
     def _fetch(self, from_token: int) -> Fetch:
-        work = self.work
-        assert work is not None
+        work = self._catch_up
         from_source = work.drain_upto is not None or (
             work.unreadable_upto is not None and from_token < work.unreadable_upto
         )
@@ -1014,8 +1006,7 @@ class Reader(Struct, eq=False):
 
         In an idempotent stream, further rows below its end may be committed meanwhile.
         """
-        work = self.work
-        assert work is not None
+        work = self._catch_up
         if (
             self.request is not None
             or self.policy.idempotent
@@ -1036,6 +1027,12 @@ class Reader(Struct, eq=False):
         return self._start - now
 
     # -- changes of the scoreboard ----------------------------------------------------
+
+    @property
+    def _catch_up(self) -> Work:
+        """The catch-up, which has begun."""
+        assert self.work is not None
+        return self.work
 
     def _begin(self) -> Work:
         """Return the catch-up; begin it if nothing is missing yet."""
@@ -1136,8 +1133,7 @@ class Reader(Struct, eq=False):
 
     def _accepts_epoch(self, result: StreamUpdateResult) -> bool:
         """Return whether a page belongs to the epoch of the delivered rows."""
-        work, epoch = self.work, result.epoch
-        assert work is not None
+        work, epoch = self._catch_up, result.epoch
         if epoch is None or epoch in (self.epoch, work.epoch):
             return True
         if self.epoch is None and self.floor > 0 and self._from_start:
@@ -1154,8 +1150,7 @@ class Reader(Struct, eq=False):
 
     def _refute(self, last_token: int) -> None:
         """Drop the claims that are too far above the last token that exists."""
-        work = self.work
-        assert work is not None
+        work = self._catch_up
         claimed = max(work.target, work.doubt or work.target)
         self._reports.append(Refuted(claimed, last_token))
         is_exact = self.policy.held_in_memory
@@ -1177,8 +1172,7 @@ class Reader(Struct, eq=False):
 
     def _clamp(self) -> None:
         """Do not fetch rows again that were delivered since the catch-up began."""
-        work = self.work
-        assert work is not None
+        work = self._catch_up
         if work.doubt is not None and (
             work.doubt <= work.reached or self.is_plausible(work.doubt)
         ):
@@ -1217,8 +1211,7 @@ class Reader(Struct, eq=False):
             self.lost_rows(link)
 
     def _pause(self) -> int:
-        work = self.work
-        assert work is not None
+        work = self._catch_up
         self.page = self.request = None
         work.pace = Pace.PAUSED
         work.attempts += 1
@@ -1229,8 +1222,7 @@ class Reader(Struct, eq=False):
             self.work.pace = Pace.NEW
 
     def _finish(self) -> None:
-        work = self.work
-        assert work is not None
+        work = self._catch_up
         self.work = None
         if work.drain_upto is not None and self.empty is not None:
             self.empty.settle(min(work.drain_upto, work.reached))
