@@ -118,36 +118,26 @@ def run_archive(
         in the main thread.
     :raises PipelineError: if the run cannot continue. No rows are lost.
     """
-    job = _Archive(
-        settings,
-        reporter,
-        metrics or ArchiveMetrics(CollectorRegistry()),
-        stopping or threading.Event(),
-    )
+    metrics = metrics or ArchiveMetrics(CollectorRegistry())
+    job = _Archive(settings, reporter, metrics, stopping or threading.Event())
     with short_failures():
         return job.run(with_signals=with_signals)
 
 
+@attrs.define(eq=False, repr=False, slots=False)
 class _Archive:
-    def __init__(
-        self,
-        settings: ArchiveSettings,
-        reporter: ArchiveProgress,
-        metrics: ArchiveMetrics,
-        stopping: threading.Event,
-    ) -> None:
-        options = settings.source_options()
-        self._settings = settings
-        self._store = open_store(settings.archive)
-        self._reporter = reporter
-        self._metrics = metrics
-        self._stopping = stopping
+    _settings: ArchiveSettings
+    _reporter: ArchiveProgress
+    _metrics: ArchiveMetrics
+    _stopping: threading.Event
+
+    def __attrs_post_init__(self) -> None:
+        options, limit = self._settings.source_options(), self._settings.batch_ids
+        self._store = open_store(self._settings.archive)
         self._numbers = Numbers()
-        self._rows = (
-            None
-            if options is None
-            else RowsArchiver(self._spark, self._store, options, settings.batch_ids)
-        )
+        self._rows: RowsArchiver | None = None
+        if options is not None:
+            self._rows = RowsArchiver(self._spark, self._store, options, limit)
         self._wire: ArchiveTable | None = None
         self._batches_since_compaction = 0
         self._next_vacuum = time.monotonic() + _VACUUM_SECONDS

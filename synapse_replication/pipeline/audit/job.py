@@ -48,6 +48,7 @@ from synapse_replication.pipeline.failures import short_failures
 from synapse_replication.pipeline.lines import load_lines
 from synapse_replication.pipeline.progress import JobProgress
 from synapse_replication.pipeline.scan import Scan, Spark
+from synapse_replication.pipeline.schemas import FINDINGS_SCHEMA
 from synapse_replication.pipeline.settings import PipelineSettings
 from synapse_replication.pipeline.source.connections import reading
 from synapse_replication.pipeline.source.frames import scan_rows
@@ -318,16 +319,10 @@ def run_check(
     """Yield the findings of a check."""
     for row in rows_of(connection, sql):
         shown = {n: "an unknown writer" if v is None else v for n, v in row.items()}
-        yield AuditFinding(
-            kind=row["kind"],
-            stream=row.get("stream"),
-            instance_name=row.get("instance_name"),
-            first_token=row.get("first_token"),
-            last_token=row.get("last_token"),
-            count=row.get("count", 1),
-            message=row["message"].format_map(shown),
-            evidence=to_json(row["evidence"]),
-        )
+        found = {field: row[field] for field in FINDINGS_SCHEMA.names if field in row}
+        found["message"] = row["message"].format_map(shown)
+        found["evidence"] = to_json(row["evidence"])
+        yield AuditFinding.from_row(found)
 
 
 def _damaged_file(damaged: DamagedFile) -> AuditFinding:
