@@ -261,7 +261,7 @@ Action: TypeAlias = (
 )
 
 
-class Work(Struct):
+class CatchUp(Struct):
     """A catch-up: what is missing, and how far it is.
 
     :ivar cursor: the rows up to it are not missing any more.
@@ -291,7 +291,7 @@ class Work(Struct):
     pace: Pace = Pace.NEW
 
     @property
-    def goal(self) -> int:
+    def requested_upto(self) -> int:
         """The token up to which the next page is requested."""
         if self.doubt is None or self.reached < self.target:
             return self.target
@@ -300,7 +300,7 @@ class Work(Struct):
     @property
     def is_fetched(self) -> bool:
         """Whether nothing remains to be fetched."""
-        return self.reached >= self.goal
+        return self.reached >= self.requested_upto
 
     @property
     def reached(self) -> int:
@@ -370,7 +370,7 @@ class Reader(Struct, eq=False):
     :ivar epoch: the writer's epoch to which the delivered rows belong, if known.
     :ivar links: what each link carries.
     :ivar empty: the range that ends at the position and was said to be empty, if any.
-    :ivar work: the catch-up; ``None`` if nothing is missing.
+    :ivar catch_up: the catch-up; ``None`` if nothing is missing.
     :ivar request: the page that was requested last, unless it is not wanted any more.
     :ivar page: the page that is being delivered.
     :ivar expected: the tokens of rows that arrived since the page was requested, and
@@ -384,7 +384,7 @@ class Reader(Struct, eq=False):
     report: Callable[[UnexpectedEventError], object] | None = None
     links: dict[Hashable, LinkState] = field(default_factory=dict)
     empty: EmptyRange | None = None
-    work: Work | None = None
+    catch_up: CatchUp | None = None
     request: Fetch | None = None
     page: Page | None = None
     expected: list[int] = field(default_factory=list)
@@ -399,14 +399,14 @@ class Reader(Struct, eq=False):
     @property
     def state(self) -> State:
         """The state of the writer. Reading it is thread-safe."""
-        work = self.work
-        if work is None:
+        catch_up = self.catch_up
+        if catch_up is None:
             return State.LIVE if self._announced else State.WAITING
         if self.page is not None:
             return State.DELIVERING
         if self.request is not None:
             return State.FETCHING
-        return State.PAUSED if work.pace is Pace.PAUSED else State.DUE
+        return State.PAUSED if catch_up.pace is Pace.PAUSED else State.DUE
 
     @property
     def _announced(self) -> list[LinkState]:
@@ -428,18 +428,18 @@ class Reader(Struct, eq=False):
     @property
     def reached(self) -> int:
         """The token above which rows are new."""
-        work = self.work
-        if work is None:
+        catch_up = self.catch_up
+        if catch_up is None:
             return self.position
-        if work.rewind_to is not None:
-            return work.cursor
-        return max(self.position, work.cursor)
+        if catch_up.rewind_to is not None:
+            return catch_up.cursor
+        return max(self.position, catch_up.cursor)
 
     def is_live_on(self, link: Hashable) -> bool:
         """Return whether the rows of a link can be delivered as they arrive."""
         state = self.links.get(link)
         return (
-            self.work is None
+            self.catch_up is None
             and state is not None
             and state.phase is Phase.COMPLETE
             and not state.pending
@@ -476,13 +476,13 @@ class Reader(Struct, eq=False):
         """
         if not self.links:
             self._resume()
-        work = self.work
+        catch_up = self.catch_up
         said = self.position
-        if work is not None:
-            if work.rewind_to is not None:
-                said = work.rewind_to
+        if catch_up is not None:
+            if catch_up.rewind_to is not None:
+                said = catch_up.rewind_to
             if self.epoch is None:
-                said = max(said, work.target, work.doubt or 0)
+                said = max(said, catch_up.target, catch_up.doubt or 0)
         is_carried = any(
             state.phase is not Phase.WAITING and state.heard >= said
             for state in self.links.values()
@@ -531,7 +531,7 @@ class Reader(Struct, eq=False):
 
         :param size: the number of the rows.
         """
-        state, work = self.links[link], self.work
+        state, catch_up = self.links[link], self.catch_up
         is_plausible = self.is_plausible(token)
         # While the sink handles rows of a link, later ones may be given up.
         is_older = token <= state.heard and self.is_plausible(state.heard)
@@ -542,7 +542,7 @@ class Reader(Struct, eq=False):
             # new epoch does.
             if token <= self.floor:
                 return Verdict.OLD
-            if work is None or token <= work.cursor:
+            if catch_up is None or token <= catch_up.cursor:
                 self._go_back_to(self.floor)
             self._claim_row(token)
             return Verdict.FETCH
@@ -554,8 +554,8 @@ class Reader(Struct, eq=False):
             return Verdict.FETCH
         if is_late:
             return Verdict.DELIVER
-        if work is not None or not is_plausible or not self._is_of_epoch(state):
-            self._miss(self.position if work is None else work.cursor, token)
+        if catch_up is not None or not is_plausible or not self._is_of_epoch(state):
+            self._miss(self.position if catch_up is None else catch_up.cursor, token)
             # A false token may have ended its batch too early.
             state.is_lossy = not is_plausible and size > 1
             return Verdict.FETCH
@@ -593,9 +593,9 @@ class Reader(Struct, eq=False):
         """Fetch a row that cannot be decoded from the stream's own source."""
         if self.page is None:
             self._miss(min(token - 1, self.position), token)
-        work = self._catch_up
+        catch_up = self._ongoing_catch_up
         self.page = self.request = None
-        work.unreadable_upto = max(token, work.unreadable_upto or token)
+        catch_up.unreadable_upto = max(token, catch_up.unreadable_upto or token)
 
     @_on(ReaderEvent.DELIVERY_FAILED)
     def delivery_failed(self, tokens: Sequence[int]) -> int:
@@ -622,7 +622,7 @@ class Reader(Struct, eq=False):
         return self._compare(link, prev, new, now)
 
     def _compare(self, link: Hashable, prev: int, new: int, now: float) -> Finding:
-        state, work, position = self.links[link], self.work, self.position
+        state, catch_up, position = self.links[link], self.catch_up, self.position
         self.drop_unfinished(link)
         is_first = state.phase is Phase.WAITING
         if is_first:
@@ -642,10 +642,10 @@ class Reader(Struct, eq=False):
         is_resettable = self.policy.held_in_memory or new < position
         if self.policy.resettable and contradicts and is_resettable:
             return self._reset(link, new)
-        if work is not None:
+        if catch_up is not None:
             self._claim(new)
             # A removed writer has come back.
-            work.drain_upto = None
+            catch_up.drain_upto = None
             return Finding.EXPECTED
         if new < position:
             found = self._below(link, new, contradicts)
@@ -658,11 +658,11 @@ class Reader(Struct, eq=False):
             elif is_first:
                 self._begin()
             return Finding.EXPECTED if is_first else Finding.NOTHING
-        work = self._begin()
+        catch_up = self._begin()
         self._claim(new)
         if prev > position or not is_plausible:
             return Finding.GAP
-        work.empty_upto = new
+        catch_up.empty_upto = new
         return Finding.EXPECTED
 
     @_on(ReaderEvent.REPORT)
@@ -680,7 +680,7 @@ class Reader(Struct, eq=False):
             return Finding.EXPECTED
         contradicts = token < state.heard
         state.heard = max(state.heard, token)
-        if self.work is not None:
+        if self.catch_up is not None:
             self._claim(token)
             return Finding.EXPECTED
         if token > self.position:
@@ -696,7 +696,8 @@ class Reader(Struct, eq=False):
 
         It is no evidence about any link, and never lowers the position.
         """
-        if token <= self.reached or (self.work is not None and token <= self.work.goal):
+        catch_up = self.catch_up
+        if token <= self.reached or (catch_up and token <= catch_up.requested_upto):
             return Finding.NOTHING
         self._claim(token)
         return Finding.GAP
@@ -714,7 +715,7 @@ class Reader(Struct, eq=False):
         :param token: the writer's position.
         :param has_restarted: whether this may be the first message of a process.
         """
-        state, work = self.links[link], self.work
+        state, catch_up = self.links[link], self.catch_up
         stated, state.epoch = state.epoch, epoch
         if has_restarted:
             self._forget_start(state, token)
@@ -722,18 +723,18 @@ class Reader(Struct, eq=False):
             # An earlier process sent what the link has carried.
             state.heard = token
             self._drop_claims(max(each.heard for each in self.links.values()))
-        if epoch in (self.epoch, None if work is None else work.epoch):
+        if epoch in (self.epoch, None if catch_up is None else catch_up.epoch):
             return Finding.NOTHING
         state.heard = max(state.heard, token)
         # Before a rewind to 0, nothing that was delivered is valid.
-        is_rewinding = work is not None and work.rewind_to == 0
+        is_rewinding = catch_up is not None and catch_up.rewind_to == 0
         if (self.position > 0 and not is_rewinding) or self.page is not None:
             is_same = self._arrived_in(epoch)
             if is_same is None:
                 return Finding.NOTHING
             if not is_same:
                 self._reset(link, token)
-                self._catch_up.epoch = epoch
+                self._ongoing_catch_up.epoch = epoch
                 return Finding.RESET
         else:
             for other in self.links:
@@ -747,12 +748,12 @@ class Reader(Struct, eq=False):
 
     def _drop_claims(self, said: int) -> None:
         """Fetch no rows above ``said``: nobody says any more that they exist."""
-        work = self.work
-        if work is None:
+        catch_up = self.catch_up
+        if catch_up is None:
             return
-        work.target = min(work.target, max(said, self.reached))
-        if work.doubt is not None and work.doubt > said:
-            work.doubt = None
+        catch_up.target = min(catch_up.target, max(said, self.reached))
+        if catch_up.doubt is not None and catch_up.doubt > said:
+            catch_up.doubt = None
 
     def _forget_start(self, state: LinkState, token: int) -> None:
         """Record that a writer at ``token`` may have restarted before a link's message.
@@ -795,15 +796,15 @@ class Reader(Struct, eq=False):
         if self._announced and not is_deleted:
             # The writer announces its rows itself.
             return Finding.NOTHING
-        if self.work is None and upto <= self.floor:
+        if self.catch_up is None and upto <= self.floor:
             return Finding.EXPECTED
-        work = self._begin()
-        if work.drain_upto is None:
-            work.empty_upto = work.cursor
+        catch_up = self._begin()
+        if catch_up.drain_upto is None:
+            catch_up.empty_upto = catch_up.cursor
             # The requested page may lack rows that were committed since then.
             self.request = None
-        work.target = max(upto, work.target)
-        work.drain_upto = max(upto, work.drain_upto or upto)
+        catch_up.target = max(upto, catch_up.target)
+        catch_up.drain_upto = max(upto, catch_up.drain_upto or upto)
         return Finding.GAP
 
     # -- results of actions -----------------------------------------------------------
@@ -816,19 +817,19 @@ class Reader(Struct, eq=False):
         """
         if fetch is not self.request:
             return None
-        work, self.request = self._catch_up, None
-        if fetch.from_token != work.cursor or not self._accepts_epoch(result):
+        catch_up, self.request = self._ongoing_catch_up, None
+        if fetch.from_token != catch_up.cursor or not self._accepts_epoch(result):
             return None
         upto = fetch.upto_token
         if result.last_token is not None and result.last_token < upto:
             self._refute(result.last_token)
-            upto = min(upto, work.goal)
-            if work.rewind_to is not None or upto <= work.cursor:
+            upto = min(upto, catch_up.requested_upto)
+            if catch_up.rewind_to is not None or upto <= catch_up.cursor:
                 return None
-        page = check_page(result, work.cursor, upto, allow_encoded=True)
+        page = check_page(result, catch_up.cursor, upto, allow_encoded=True)
         complete_upto = self._complete_upto(page)
-        if complete_upto <= work.cursor:
-            work.pace = Pace.NEW
+        if complete_upto <= catch_up.cursor:
+            catch_up.pace = Pace.NEW
             return None
         if complete_upto < page.upto_token:
             page = page.cut(complete_upto)
@@ -839,7 +840,7 @@ class Reader(Struct, eq=False):
             return page
         # The bound may be false. Later claims have the tokens above the last row
         # fetched again.
-        self._page_cursor = page.tokens[-1] if page.tokens else work.cursor
+        self._page_cursor = page.tokens[-1] if page.tokens else catch_up.cursor
         self.page = page
         return page
 
@@ -864,33 +865,33 @@ class Reader(Struct, eq=False):
 
         The page may not be wanted any more.
         """
-        work = self.work
-        if work is not None and work.rewind_to is None:
-            work.cursor = max(work.cursor, token)
-            work.attempts = 0
+        catch_up = self.catch_up
+        if catch_up is not None and catch_up.rewind_to is None:
+            catch_up.cursor = max(catch_up.cursor, token)
+            catch_up.attempts = 0
         if self.empty is not None:
             self.empty.settle(token)
 
     @_on(ReaderEvent.PAGE_DELIVERED)
     def page_delivered(self) -> None:
         """Record that all rows of the page were delivered."""
-        work, page = self._catch_up, self.page
+        catch_up, page = self._ongoing_catch_up, self.page
         assert page is not None
         # The writer itself answers for a stream held in its memory: no row is committed
         # later below the end of the page.
         is_final = self.policy.held_in_memory
         cursor = page.upto_token if is_final else self._page_cursor
-        work.cursor = max(work.cursor, cursor)
-        work.empty_upto = max(work.empty_upto, page.upto_token)
+        catch_up.cursor = max(catch_up.cursor, cursor)
+        catch_up.empty_upto = max(catch_up.empty_upto, page.upto_token)
         self.page = None
 
     @_on(ReaderEvent.REWOUND)
     def rewound(self, epoch: str | None = None) -> None:
         """Record that the position was rewound, and that an epoch began, if any."""
-        work = self._catch_up
-        assert work.rewind_to is not None
-        self.position = work.cursor = work.empty_upto = work.rewind_to
-        work.rewind_to = None
+        catch_up = self._ongoing_catch_up
+        assert catch_up.rewind_to is not None
+        self.position = catch_up.cursor = catch_up.empty_upto = catch_up.rewind_to
+        catch_up.rewind_to = None
         self.empty = None
         self._begin_epoch(epoch)
 
@@ -901,7 +902,7 @@ class Reader(Struct, eq=False):
 
     def _begin_epoch(self, epoch: str | None) -> None:
         """Record the epoch, unless another one was stated while it began."""
-        work = self._catch_up
+        catch_up = self._ongoing_catch_up
         if epoch is not None:
             self.epoch = epoch
             for state in self.links.values():
@@ -909,8 +910,8 @@ class Reader(Struct, eq=False):
                     # The link has carried nothing, and what others carried when it came
                     # up may be of an earlier process.
                     state.heard = 0
-        if work.epoch == epoch:
-            work.epoch = None
+        if catch_up.epoch == epoch:
+            catch_up.epoch = None
 
     @_on(ReaderEvent.ADVANCED)
     def advanced(self, target: int, now: float) -> None:
@@ -918,8 +919,8 @@ class Reader(Struct, eq=False):
 
         :param now: the time of the driver's clock, in s.
         """
-        work = self._catch_up
-        if self.policy.held_in_memory and work.cursor >= target:
+        catch_up = self._ongoing_catch_up
+        if self.policy.held_in_memory and catch_up.cursor >= target:
             # Later rows have replaced what a slow link may still carry.
             self.empty = None
         elif self.policy.reverts_positions and target > self.position:
@@ -929,10 +930,10 @@ class Reader(Struct, eq=False):
                 self.empty = EmptyRange(self.position, target, self.position, now)
         self.position = max(self.position, target)
         if (
-            work.is_fetched
-            and work.target <= target
-            and work.rewind_to is None
-            and work.epoch is None
+            catch_up.is_fetched
+            and catch_up.target <= target
+            and catch_up.rewind_to is None
+            and catch_up.epoch is None
         ):
             self._finish()
 
@@ -944,8 +945,8 @@ class Reader(Struct, eq=False):
     @_on(ReaderEvent.TIMER)
     def timer_due(self) -> None:
         """End a pause."""
-        if self.work is not None and self.work.pace is Pace.PAUSED:
-            self.work.pace = Pace.ADMITTED
+        if self.catch_up is not None and self.catch_up.pace is Pace.PAUSED:
+            self.catch_up.pace = Pace.ADMITTED
 
     # -- actions ----------------------------------------------------------------------
 
@@ -961,14 +962,14 @@ class Reader(Struct, eq=False):
         """
         if self._reports:
             return self._reports.pop(0)
-        work = self.work
-        if work is None or work.pace is Pace.PAUSED:
+        catch_up = self.catch_up
+        if catch_up is None or catch_up.pace is Pace.PAUSED:
             return None
-        if work.rewind_to == self.position:
-            work.cursor = work.empty_upto = self.position
-            work.rewind_to = self.empty = None
-        if work.epoch is not None and work.rewind_to is None:
-            return BeginEpoch(work.epoch)
+        if catch_up.rewind_to == self.position:
+            catch_up.cursor = catch_up.empty_upto = self.position
+            catch_up.rewind_to = self.empty = None
+        if catch_up.epoch is not None and catch_up.rewind_to is None:
+            return BeginEpoch(catch_up.epoch)
         if not self.links:
             return None
         if self.page is not None:
@@ -976,29 +977,30 @@ class Reader(Struct, eq=False):
         if self.request is not None:
             return None
         self._clamp()
-        if work.is_fetched and work.rewind_to is None:
+        if catch_up.is_fetched and catch_up.rewind_to is None:
             is_opening = any(s.phase is Phase.OPENING for s in self.links.values())
-            if work.target > self.position or (
-                work.target == self.position and is_opening
+            if catch_up.target > self.position or (
+                catch_up.target == self.position and is_opening
             ):
-                return Advance(work.target)
+                return Advance(catch_up.target)
             self._finish()
             return self.next(now)
-        if work.pace is Pace.NEW and (wait := self._wait(now)) > 0:
-            work.pace = Pace.PAUSED
+        if catch_up.pace is Pace.NEW and (wait := self._wait(now)) > 0:
+            catch_up.pace = Pace.PAUSED
             return Pause(wait)
-        work.pace, self._start = Pace.ADMITTED, None
-        if work.rewind_to is not None:
-            return Rewind(work.rewind_to, work.epoch)
-        return self._fetch(work.cursor)
+        catch_up.pace, self._start = Pace.ADMITTED, None
+        if catch_up.rewind_to is not None:
+            return Rewind(catch_up.rewind_to, catch_up.epoch)
+        return self._fetch(catch_up.cursor)
 
     def _fetch(self, from_token: int) -> Fetch:
-        work = self._catch_up
-        from_source = work.drain_upto is not None or (
-            work.unreadable_upto is not None and from_token < work.unreadable_upto
+        catch_up = self._ongoing_catch_up
+        from_source = catch_up.drain_upto is not None or (
+            catch_up.unreadable_upto is not None
+            and from_token < catch_up.unreadable_upto
         )
         self.expected = []
-        self.request = Fetch(from_token, work.goal, from_source)
+        self.request = Fetch(from_token, catch_up.requested_upto, from_source)
         return self.request
 
     def _read_ahead(self, page: Page) -> Fetch | None:
@@ -1006,11 +1008,11 @@ class Reader(Struct, eq=False):
 
         In an idempotent stream, further rows below its end may be committed meanwhile.
         """
-        work = self._catch_up
+        catch_up = self._ongoing_catch_up
         if (
             self.request is not None
             or self.policy.idempotent
-            or page.upto_token >= work.goal
+            or page.upto_token >= catch_up.requested_upto
         ):
             return None
         return self._fetch(self._page_cursor)
@@ -1029,44 +1031,44 @@ class Reader(Struct, eq=False):
     # -- changes of the scoreboard ----------------------------------------------------
 
     @property
-    def _catch_up(self) -> Work:
+    def _ongoing_catch_up(self) -> CatchUp:
         """The catch-up, which has begun."""
-        assert self.work is not None
-        return self.work
+        assert self.catch_up is not None
+        return self.catch_up
 
-    def _begin(self) -> Work:
+    def _begin(self) -> CatchUp:
         """Return the catch-up; begin it if nothing is missing yet."""
-        if self.work is None:
-            self.work = Work(self.floor, self.position, self.position)
-        return self.work
+        if self.catch_up is None:
+            self.catch_up = CatchUp(self.floor, self.position, self.position)
+        return self.catch_up
 
     def _miss(self, above: int, token: int) -> None:
         """Fetch the rows above ``above``, up to those of ``token``, which arrived."""
-        if self.work is None and self.policy.idempotent:
-            self.work = Work(above, above, above)
-        work = self._begin()
-        work.cursor = min(work.cursor, above)
+        if self.catch_up is None and self.policy.idempotent:
+            self.catch_up = CatchUp(above, above, above)
+        catch_up = self._begin()
+        catch_up.cursor = min(catch_up.cursor, above)
         self._claim_row(token)
 
     def _claim(self, token: int) -> None:
         """Fetch up to at least ``token``, too."""
-        work = self._begin()
+        catch_up = self._begin()
         if self.is_plausible(token):
-            work.target = max(work.target, token)
+            catch_up.target = max(catch_up.target, token)
         else:
-            work.has_more_doubts |= work.doubt not in (None, token)
-            work.doubt = max(token, work.doubt or token)
+            catch_up.has_more_doubts |= catch_up.doubt not in (None, token)
+            catch_up.doubt = max(token, catch_up.doubt or token)
 
     def _claim_row(self, token: int) -> None:
         """Fetch up to at least ``token``, of which a row arrived."""
         self._claim(token)
-        work = self._begin()
-        if token <= work.empty_upto:
-            work.empty_upto = work.cursor
+        catch_up = self._begin()
+        if token <= catch_up.empty_upto:
+            catch_up.empty_upto = catch_up.cursor
         request, page = self.request, self.page
         if request is not None and request.from_token < token <= request.upto_token:
             self._expect(token)
-        if page is not None and work.cursor < token <= page.upto_token:
+        if page is not None and catch_up.cursor < token <= page.upto_token:
             index = bisect_left(page.tokens, token)
             if page.tokens[index : index + 1] != [token]:
                 # The row was committed after the source answered.
@@ -1083,14 +1085,14 @@ class Reader(Struct, eq=False):
 
         The sink of a resettable stream forgets all rows when its position moves back.
         """
-        work = self._begin()
+        catch_up = self._begin()
         if self.policy.resettable and token < self.position:
             token = min(0, token)
-        work.cursor = work.empty_upto = min(work.cursor, token)
-        if work.target <= self.position:
-            work.target = token
+        catch_up.cursor = catch_up.empty_upto = min(catch_up.cursor, token)
+        if catch_up.target <= self.position:
+            catch_up.target = token
         if token < self.position:
-            work.rewind_to = token
+            catch_up.rewind_to = token
         self.page = self.request = None
 
     def _below(self, link: Hashable, token: int, contradicts: bool) -> Finding:
@@ -1118,7 +1120,7 @@ class Reader(Struct, eq=False):
         do not, the writer may have announced more on them than on this one.
         """
         restart = min(0, token) if self.policy.held_in_memory else token
-        self.work = Work(restart, token, restart, rewind_to=restart)
+        self.catch_up = CatchUp(restart, token, restart, rewind_to=restart)
         self.page = self.request = None
         self.epoch = None
         for other, state in self.links.items():
@@ -1133,16 +1135,16 @@ class Reader(Struct, eq=False):
 
     def _accepts_epoch(self, result: StreamUpdateResult) -> bool:
         """Return whether a page belongs to the epoch of the delivered rows."""
-        work, epoch = self._catch_up, result.epoch
-        if epoch is None or epoch in (self.epoch, work.epoch):
+        catch_up, epoch = self._ongoing_catch_up, result.epoch
+        if epoch is None or epoch in (self.epoch, catch_up.epoch):
             return True
         if self.epoch is None and self.floor > 0 and self._from_start:
             # It will be certain when the epoch is stated on that link.
             return True
-        work.epoch = epoch
+        catch_up.epoch = epoch
         if self.epoch is None and self.floor == 0:
             return True
-        work.cursor = work.empty_upto = work.rewind_to = 0
+        catch_up.cursor = catch_up.empty_upto = catch_up.rewind_to = 0
         if result.last_token is not None:
             # The rows above it were those of an earlier process.
             self._drop_claims(result.last_token)
@@ -1150,19 +1152,20 @@ class Reader(Struct, eq=False):
 
     def _refute(self, last_token: int) -> None:
         """Drop the claims that are too far above the last token that exists."""
-        work = self._catch_up
-        claimed = max(work.target, work.doubt or work.target)
+        catch_up = self._ongoing_catch_up
+        claimed = max(catch_up.target, catch_up.doubt or catch_up.target)
         self._reports.append(Refuted(claimed, last_token))
         is_exact = self.policy.held_in_memory
         limit = last_token + (0 if is_exact else self.policy.tolerance)
-        is_lossy = work.has_more_doubts or work.target > limit
-        if work.doubt is not None and work.doubt > limit:
-            work.doubt, work.has_more_doubts = None, False
-        if work.target > limit:
+        is_lossy = catch_up.has_more_doubts or catch_up.target > limit
+        if catch_up.doubt is not None and catch_up.doubt > limit:
+            catch_up.doubt, catch_up.has_more_doubts = None, False
+        cursor = catch_up.cursor
+        if catch_up.target > limit:
             # The writer itself is the source of a stream held in memory.
-            work.target = max(work.cursor, last_token if is_exact else work.cursor)
+            catch_up.target = max(cursor, last_token if is_exact else cursor)
         for state in self.links.values():
-            if state.phase is Phase.OPENING and work.goal <= work.cursor:
+            if state.phase is Phase.OPENING and catch_up.requested_upto <= cursor:
                 state.phase = Phase.WAITING
             # A smaller claim may have been true; the next token shows it.
             state.is_lossy |= is_lossy
@@ -1172,17 +1175,17 @@ class Reader(Struct, eq=False):
 
     def _clamp(self) -> None:
         """Do not fetch rows again that were delivered since the catch-up began."""
-        work = self._catch_up
-        if work.doubt is not None and (
-            work.doubt <= work.reached or self.is_plausible(work.doubt)
+        catch_up = self._ongoing_catch_up
+        if catch_up.doubt is not None and (
+            catch_up.doubt <= catch_up.reached or self.is_plausible(catch_up.doubt)
         ):
-            work.target, work.doubt = max(work.target, work.doubt), None
-        is_reset = self.policy.resettable and work.rewind_to is not None
+            catch_up.target, catch_up.doubt = max(catch_up.target, catch_up.doubt), None
+        is_reset = self.policy.resettable and catch_up.rewind_to is not None
         if self.policy.idempotent or is_reset:
             return
-        work.cursor = max(work.cursor, self.floor)
-        if work.rewind_to is not None and work.rewind_to < self.floor:
-            work.rewind_to = None if self.floor == self.position else self.floor
+        catch_up.cursor = max(catch_up.cursor, self.floor)
+        if catch_up.rewind_to is not None and catch_up.rewind_to < self.floor:
+            catch_up.rewind_to = None if self.floor == self.position else self.floor
 
     def _is_check_due(self, now: float) -> bool:
         """Return whether the empty range is to be checked again now."""
@@ -1204,31 +1207,31 @@ class Reader(Struct, eq=False):
             raise error
         self.report(error)
         self.page = self.request = None
-        work = self._begin()
-        work.cursor = work.empty_upto = min(work.cursor, self.floor)
+        catch_up = self._begin()
+        catch_up.cursor = catch_up.empty_upto = min(catch_up.cursor, self.floor)
         self._resume()
         for link in self.links:
             self.lost_rows(link)
 
     def _pause(self) -> int:
-        work = self._catch_up
+        catch_up = self._ongoing_catch_up
         self.page = self.request = None
-        work.pace = Pace.PAUSED
-        work.attempts += 1
-        return work.attempts
+        catch_up.pace = Pace.PAUSED
+        catch_up.attempts += 1
+        return catch_up.attempts
 
     def _resume(self) -> None:
-        if self.work is not None and self.work.pace is Pace.PAUSED:
-            self.work.pace = Pace.NEW
+        if self.catch_up is not None and self.catch_up.pace is Pace.PAUSED:
+            self.catch_up.pace = Pace.NEW
 
     def _finish(self) -> None:
-        work = self._catch_up
-        self.work = None
-        if work.drain_upto is not None and self.empty is not None:
-            self.empty.settle(min(work.drain_upto, work.reached))
-        self._reports.append(Finished(work.drain_upto))
+        catch_up = self._ongoing_catch_up
+        self.catch_up = None
+        if catch_up.drain_upto is not None and self.empty is not None:
+            self.empty.settle(min(catch_up.drain_upto, catch_up.reached))
+        self._reports.append(Finished(catch_up.drain_upto))
         for link, state in self.links.items():
-            if work.drain_upto is not None:
+            if catch_up.drain_upto is not None:
                 # If the writer returns, it announces its position first.
                 state.phase = Phase.WAITING
             elif state.phase is Phase.OPENING:

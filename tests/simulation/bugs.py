@@ -131,7 +131,7 @@ def _reads_each_link() -> AbstractContextManager[object]:
     def batch(self: Reader, link: Link, token: int, size: int) -> Verdict:
         is_new = token > self.links[link].heard
         verdict: Verdict = original(self, link, token, size)
-        if verdict is Verdict.OLD and is_new and self.work is None:
+        if verdict is Verdict.OLD and is_new and self.catch_up is None:
             return Verdict.DELIVER
         return verdict
 

@@ -253,7 +253,7 @@ class Process:
         if reader is None:
             return False
         return reader.epoch is not None or (
-            reader.work is not None and reader.work.epoch is not None
+            reader.catch_up is not None and reader.catch_up.epoch is not None
         )
 
     def _make_handler(self) -> ReplicationCommandHandler:

@@ -15,12 +15,12 @@ from synapse_replication.handlers.events import (
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.instrumentation.status.observer import StatusObserver
 from synapse_replication.streams.reader import (
+    CatchUp,
     Fetch,
     LinkState,
     Phase,
     Reader,
     ReaderPolicy,
-    Work,
 )
 from synapse_replication.wire.close_reason import CloseReason
 
@@ -85,7 +85,7 @@ class KnownReaders:
         self.announce(stream_name, instance_name, token, link=link)
         reader = self.of(stream_name, instance_name)
         reader.links[link] = LinkState(token, Phase.COMPLETE)
-        reader.work = reader.request = None
+        reader.catch_up = reader.request = None
         self._observer.position_changed(stream_name, instance_name, token)
         self._observer.observe(StreamConnected(link, stream_name, instance_name))
 
@@ -93,8 +93,8 @@ class KnownReaders:
         """Request the missing rows of a writer."""
         reader = self.of(event.stream_name, event.instance_name)
         start, end = event.from_token, event.upto_token
-        if reader.work is None:
-            reader.work = Work(start, end, start)
+        if reader.catch_up is None:
+            reader.catch_up = CatchUp(start, end, start)
         reader.request = Fetch(start, end, False)
         self._observer.observe(event)
 
@@ -107,8 +107,8 @@ class KnownReaders:
         self, stream_name: str, instance_name: str, from_token: int, upto: int
     ) -> None:
         """Begin to fetch the last rows of a removed writer."""
-        work = Work(from_token, upto, from_token, drain_upto=upto)
-        self.of(stream_name, instance_name).work = work
+        catch_up = CatchUp(from_token, upto, from_token, drain_upto=upto)
+        self.of(stream_name, instance_name).catch_up = catch_up
         self._observer.observe(
             RemovedWriterFound(stream_name, instance_name, from_token, upto)
         )
@@ -116,5 +116,5 @@ class KnownReaders:
     def finish(self, stream_name: str, instance_name: str, token: int) -> None:
         """Deliver the last missing row of a writer."""
         reader = self.of(stream_name, instance_name)
-        reader.work = reader.request = None
+        reader.catch_up = reader.request = None
         self._observer.position_changed(stream_name, instance_name, token)

@@ -37,6 +37,7 @@ from synapse_replication.streams.reader import (
     Action,
     Advance,
     BeginEpoch,
+    CatchUp,
     EmptyRange,
     Fetch,
     Finished,
@@ -48,7 +49,6 @@ from synapse_replication.streams.reader import (
     ReaderPolicy,
     Rewind,
     Verdict,
-    Work,
 )
 from synapse_replication.streams.stream import StreamUpdateResult
 
@@ -320,7 +320,7 @@ class World:
             place = link.up, link.at, link.half, link.hidden, link.carried
             links.append((heard, place, number))
         links.sort()
-        e, w, page = reader.empty, reader.work, reader.page
+        e, w, page = reader.empty, reader.catch_up, reader.page
         known = (
             self.position, self.known, self.answer, self.page_life, self.page_holes,
             self.busy, self.given_up, round(self.timer, 3), self.timer_due,
@@ -357,7 +357,7 @@ class World:
         (
             self.position, self.known, self.answer, self.page_life, self.page_holes,
             self.busy, self.given_up, self.timer, self.timer_due, self.wait,
-            position, epoch, empty, work, request, page, expected, due, start,
+            position, epoch, empty, catch_up, request, page, expected, due, start,
         ) = known  # fmt: skip
         (
             ids, self.sent, self.life, self.removed, log, self.lie, self.delivered,
@@ -386,10 +386,10 @@ class World:
         if empty is not None:
             first, end, check_from = empty
             reader.empty = EmptyRange(first, end, first, 0.0, check_from)
-        if work is not None:
-            *fields, pace = work
-            reader.work = Work(*fields)
-            reader.work.pace = _PACES[pace]
+        if catch_up is not None:
+            *fields, pace = catch_up
+            reader.catch_up = CatchUp(*fields)
+            reader.catch_up.pace = _PACES[pace]
         if request is not None:
             reader.request = Fetch(*request)
         self.fetch = reader.request
@@ -1114,9 +1114,13 @@ class World:
         may_stop, may_lose = self.may_be_interrupted()
         while self.busy is not None and not self.given_up:
             kind = self.busy[0]
-            work = self.reader.work
+            catch_up = self.reader.catch_up
             if kind == "resume":
-                if work is not None and not work.is_fetched and self._has_arrivals():
+                if (
+                    catch_up is not None
+                    and not catch_up.is_fetched
+                    and self._has_arrivals()
+                ):
                     return
             elif self.busy[0:2] == ("page", 0) and not self.busy[2]:
                 pass
@@ -1290,7 +1294,7 @@ class World:
                 continue
             if not (self.delivered | self.forgiven) & 1 << token:
                 return f"row {token} was not delivered"
-        if reader.work is not None or self.busy is not None or self.given_up:
+        if reader.catch_up is not None or self.busy is not None or self.given_up:
             return "the reader is not at rest"
         if self.removed:
             return None

@@ -361,6 +361,8 @@ class CatchUps:
             self._pause(writer, Pause(delay))
 
     def _event(self, writer: Writer) -> CatchUpEvent:
-        work = writer.reader.work
-        assert work is not None
-        return CatchUpEvent(self._context.name, writer.name, work.cursor, work.goal)
+        catch_up = writer.reader.catch_up
+        assert catch_up is not None
+        return CatchUpEvent(
+            self._context.name, writer.name, catch_up.cursor, catch_up.requested_upto
+        )

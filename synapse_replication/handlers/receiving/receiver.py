@@ -110,7 +110,7 @@ class StreamReceiver:
         """Add a link, and search for removed writers in the background."""
         self._writers.link_up(link)
         for writer in self._writers.all():
-            if writer.reader.work is not None:
+            if writer.reader.catch_up is not None:
                 self._enqueue(Step(writer))
         self._search.request()
 
@@ -129,7 +129,8 @@ class StreamReceiver:
     def known_position(self, instance_name: str) -> int:
         """Return the token up to which rows were delivered or are being fetched."""
         reader = self._writers.get(instance_name).reader
-        return reader.reached if reader.work is None else reader.work.goal
+        catch_up = reader.catch_up
+        return reader.reached if catch_up is None else catch_up.requested_upto
 
     def forget_writer(self, instance_name: str) -> None:
         """Remove the state of a writer, unless rows of it are missing."""
@@ -242,7 +243,7 @@ class StreamReceiver:
             # Begin when no row is being delivered: its token is recorded before.
             self._enqueue(partial(self._begin_verification, writer))
         ledger = writer.ledger
-        if ledger is None or writer.reader.work is not None:
+        if ledger is None or writer.reader.catch_up is not None:
             return None
         upto = min(stored, writer.reader.position)
         return (ledger.verified, upto) if ledger.verified < upto else None
@@ -344,7 +345,8 @@ class StreamReceiver:
         context = self._context
         writer = self._writers.get(instance_name)
         reader, upto = writer.reader, removed.upto_token
-        was_draining = reader.work is not None and reader.work.drain_upto is not None
+        catch_up = reader.catch_up
+        was_draining = catch_up is not None and catch_up.drain_upto is not None
         finding = reader.removed(upto, is_deleted=removed.is_deleted)
         if finding is Finding.GAP:
             if not was_draining and upto > reader.position:
@@ -436,7 +438,7 @@ class StreamReceiver:
     async def _resume(self, writer: Writer) -> None:
         """Handle what was parked, unless only it would be fetched again."""
         reader = writer.reader
-        if reader.work is not None and not reader.work.is_fetched:
+        if reader.catch_up is not None and not reader.catch_up.is_fetched:
             # More pages follow: the parked items only raise the target.
             self._give_up_parked(writer)
         await self._catch_ups.proceed(writer)

@@ -153,5 +153,5 @@ class Writers:
     def forget(self, instance_name: str) -> None:
         """Remove a writer, unless something is missing."""
         writer = self._writers.get(instance_name)
-        if writer is not None and writer.reader.work is None and not writer.parked:
+        if writer is not None and writer.reader.catch_up is None and not writer.parked:
             del self._writers[instance_name]

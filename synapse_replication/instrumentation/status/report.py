@@ -206,12 +206,12 @@ class StatusReport:
         hearing = self._hearing
         link_name, link = self._link_of(key[1], writer)
         is_down = link is not None and not link.up
-        work = None if reader is None else reader.work
+        catch_up = None if reader is None else reader.catch_up
         return WriterFacts(
             instance_name=key[1],
             record=writer,
             state=State.WAITING if reader is None else reader.state,
-            is_removed=work is not None and work.drain_upto is not None,
+            is_removed=catch_up is not None and catch_up.drain_upto is not None,
             hearing_since=hearing.since if hearing.is_up else None,
             deaf_since=hearing.since,
             deaf_detail="" if hearing.is_up else self._lost_links,
