@@ -102,7 +102,7 @@ def _makes_all_writers_live() -> AbstractContextManager[object]:
     def handle(
         self: RowHandler, link: Link, group: RdataGroup
     ) -> Awaitable[None] | None:
-        state = self._writers.get(group.instance_name).reader.links[link]
+        state = self._writers.refreshed(group.instance_name).reader.links[link]
         if state.phase is Phase.WAITING and any(
             writer.reader.links[link].phase is Phase.COMPLETE
             for writer in self._writers.all()

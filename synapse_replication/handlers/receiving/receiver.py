@@ -128,7 +128,7 @@ class StreamReceiver:
 
     def known_position(self, instance_name: str) -> int:
         """Return the token up to which rows were delivered or are being fetched."""
-        reader = self._writers.get(instance_name).reader
+        reader = self._writers.refreshed(instance_name).reader
         catch_up = reader.catch_up
         return reader.reached if catch_up is None else catch_up.requested_upto
 
@@ -179,7 +179,7 @@ class StreamReceiver:
         if position.prev_token == token:
             # The instance may have just started, in place of a removed writer.
             self._search.request()
-        if self._writers.get(instance_name).reader.follows(link, token):
+        if self._writers.refreshed(instance_name).reader.follows(link, token):
             context.discard(instance_name, DiscardReason.REDUNDANT_POSITION, 1)
         else:
             self._put(link, position)
@@ -210,10 +210,10 @@ class StreamReceiver:
         if (
             epoch is not None
             and self._context.description.held_in_memory
-            and not self._writers.find(instance_name).reader.follows_epoch(link, epoch)
+            and not self._writers.get(instance_name).reader.follows_epoch(link, epoch)
         ):
             self._put(link, ReportedEpoch(instance_name, token, epoch, has_restarted))
-        if self._writers.get(instance_name).reader.follows(link, token):
+        if self._writers.refreshed(instance_name).reader.follows(link, token):
             return
         if prev_token < token:
             # It says what a POSITION says, which may not arrive before.
@@ -236,7 +236,7 @@ class StreamReceiver:
         :return: the range's exclusive lower and inclusive upper bound; ``None`` if
             nothing is to be verified now.
         """
-        writer = self._writers.get(instance_name)
+        writer = self._writers.refreshed(instance_name)
         if not is_wanted:
             writer.ledger = None
         elif writer.ledger is None:
@@ -254,7 +254,7 @@ class StreamReceiver:
         :param committed: all committed tokens from the lower bound that
             :meth:`range_to_verify` returned up to ``upto``.
         """
-        writer = self._writers.get(instance_name)
+        writer = self._writers.refreshed(instance_name)
         if writer.ledger is None:
             return
         if missing := writer.ledger.verify(committed, upto, MAX_LATE):
@@ -298,7 +298,7 @@ class StreamReceiver:
         if isinstance(item, InterleavedGroup):
             waiting = self._rows.handle_interleaved(link, item)
             return self._finish(link, item.groups(), waiting)
-        writer = self._writers.get(item.instance_name)
+        writer = self._writers.refreshed(item.instance_name)
         if writer.reader.request is not None:
             self._park(writer, link, item)
             return None
@@ -317,7 +317,7 @@ class StreamReceiver:
         await waiting
         if self._rows.times_full != times:
             for group in groups:
-                reader = self._writers.find(group.instance_name).reader
+                reader = self._writers.get(group.instance_name).reader
                 if link in reader.links:
                     reader.drop_unfinished(link)
 
@@ -343,7 +343,7 @@ class StreamReceiver:
     async def _handle_removed(self, instance_name: str, removed: RemovedWriter) -> None:
         """Fetch the rows of a removed writer."""
         context = self._context
-        writer = self._writers.get(instance_name)
+        writer = self._writers.refreshed(instance_name)
         reader, upto = writer.reader, removed.upto_token
         catch_up = reader.catch_up
         was_draining = catch_up is not None and catch_up.drain_upto is not None
@@ -362,7 +362,7 @@ class StreamReceiver:
 
     async def _handle_stored(self, instance_name: str, token: int) -> None:
         context = self._context
-        writer = self._writers.get(instance_name)
+        writer = self._writers.refreshed(instance_name)
         position = writer.reader.position
         if writer.reader.stored(token) is Finding.GAP:
             context.observer.observe(
@@ -476,17 +476,17 @@ class StreamReceiver:
                 given_up[each.instance_name] = None
                 self._give_up_behind(link, each)
         for name in given_up:
-            step = Step(self._writers.find(name))
+            step = Step(self._writers.get(name))
             kept.append(Queued(step, 1, ROW_OVERHEAD))
         return kept
 
     def _give_up_behind(self, link: Link, item: RdataGroup | Announcement) -> None:
         """Give up an item, and before it what of its writer is parked."""
-        self._give_up_parked(self._writers.find(item.instance_name))
+        self._give_up_parked(self._writers.get(item.instance_name))
         self._give_up_item(link, item)
 
     def _give_up_item(self, link: Link, item: RdataGroup | Announcement) -> None:
-        writer = self._writers.get(item.instance_name)
+        writer = self._writers.refreshed(item.instance_name)
         reader = writer.reader
         reader.overflow()
         if not isinstance(item, RdataGroup):

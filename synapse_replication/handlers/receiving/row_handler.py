@@ -63,7 +63,7 @@ class RowHandler:
         :return: an awaitable if the rows are not handled completely yet; usually
             ``None``, so that no coroutine is created.
         """
-        writer = self._writers.find(group.instance_name)
+        writer = self._writers.get(group.instance_name)
         if writer.reader.request is not None:
             self._park(writer, link, group)
             return None
@@ -107,7 +107,7 @@ class RowHandler:
         """
         if self.times_full == times_full:
             return self.handle(link, rest)
-        writer = self._writers.find(rest.instance_name)
+        writer = self._writers.get(rest.instance_name)
         has_lost_later = writer.reader.links[link].is_lossy
         self._give_up(link, rest)
         if has_lost_later:
@@ -233,11 +233,11 @@ class RowHandler:
         :param times_full: see :meth:`_handle_rest`.
         """
         name, on_rdata = self._context.name, self._context.sink.on_rdata
-        find = self._writers.find
+        get = self._writers.get
         ledgers = {
             each: ledger
             for each in set(part.instance_names)
-            if (ledger := find(each).ledger) is not None
+            if (ledger := get(each).ledger) is not None
         }
         for index, (instance_name, token, row) in enumerate(
             # The caller has excluded rows without a token.
@@ -245,7 +245,7 @@ class RowHandler:
         ):
             position = moved.get(instance_name)
             if position is None:
-                writer = self._writers.get(instance_name)
+                writer = self._writers.refreshed(instance_name)
                 if writer.reader.is_live_on(link):
                     position = writer.reader.position
             if position is None or token <= position:
@@ -265,10 +265,10 @@ class RowHandler:
             except Exception as error:  # noqa: BLE001 -- reported to the observer
                 if moved.pop(instance_name, None) is not None:
                     self._context.report_position(instance_name)
-                failed = self._writers.get(instance_name)
+                failed = self._writers.refreshed(instance_name)
                 self._catch_ups.delivery_failed(failed, [(token, [row])], error)
         for instance_name, token in moved.items():
-            self._writers.get(instance_name).reader.links[link].heard = token
+            self._writers.refreshed(instance_name).reader.links[link].heard = token
 
     # -- delivery ---------------------------------------------------------------------
 

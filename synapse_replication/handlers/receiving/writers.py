@@ -97,13 +97,13 @@ class Writers:
         self._writers: dict[str, Writer] = {}
         self._saved_epochs = context.saved_epochs()
 
-    def find(self, instance_name: str) -> Writer:
+    def get(self, instance_name: str) -> Writer:
         """Return a writer, whose reader may have an old position; add it if new."""
         return self._writers.get(instance_name) or self._add(instance_name)
 
-    def get(self, instance_name: str) -> Writer:
+    def refreshed(self, instance_name: str) -> Writer:
         """Return a writer, whose reader has the present position; add it if new."""
-        writer = self.find(instance_name)
+        writer = self.get(instance_name)
         writer.reader.position = self._context.stream.current_token(instance_name)
         return writer
 
@@ -129,7 +129,7 @@ class Writers:
 
     def all(self) -> list[Writer]:
         """Return all writers, whose readers have the present positions."""
-        return [self.get(name) for name in self._writers]
+        return [self.refreshed(name) for name in self._writers]
 
     def readers(self) -> dict[str, Reader]:
         """Return the reader of each writer. Thread-safe: dict.copy() is atomic."""
