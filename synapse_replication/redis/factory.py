@@ -3,13 +3,13 @@
 Theory of operation: txredisapi's factory stops reconnecting at the first failed AUTH or
 SELECT, may report a connection as up before Redis has sent anything, waits for replies
 without a time limit by default, and never resets its delay.
-:class:`SynapseRedisFactory` and :class:`RedisLink`, the mixin of the protocols that use
-txredisapi, correct that:
+:class:`SynapseRedisFactory` and :class:`RedisConnectionMixin`, the mixin of the
+protocols that use txredisapi, correct that:
 
-- From ``connectionMade`` until :meth:`RedisLink.link_established` a timer runs. A
-  failure or a timeout ends the connection, and the factory reconnects with a growing
-  delay. Each protocol decides which reply means "established".
-- Only :meth:`RedisLink.link_proved` resets the delay.
+- From ``connectionMade`` until :meth:`RedisConnectionMixin.connection_established` a
+  timer runs. A failure or a timeout ends the connection, and the factory reconnects
+  with a growing delay. Each protocol decides which reply means "established".
+- Only :meth:`RedisConnectionMixin.connection_proved` resets the delay.
 - Every authenticated connection is pinged at intervals, and aborted if no reply arrives
   in time.
 - A lost connection is removed from txredisapi's queue, which would keep it for ever.
@@ -55,7 +55,7 @@ MAX_DELAY = 5.0
 GROWTH = 2.7
 
 
-class RedisLink:
+class RedisConnectionMixin:
     """Mixin for txredisapi's protocols: timeouts, keep-alive and reporting."""
 
     factory: SynapseRedisFactory
@@ -70,7 +70,7 @@ class RedisLink:
         """Start the handshake timer. Called by Twisted."""
         self.established = False
         self._lost = False
-        self.factory.links.add(self)
+        self.factory.connections.add(self)
         self._reader = self.factory.reader_factory()
         self._read_size = ReadSize()
         #: The bytes received since the chunk in which the last reply ended, inclusive.
@@ -93,11 +93,11 @@ class RedisLink:
     def connectionLost(self, why: Failure) -> None:
         """Record the loss and fail all pending commands. Called by Twisted."""
         self._lost = True
-        self.factory.links.discard(self)
+        self.factory.connections.discard(self)
         stop(self._handshake_timer)
         established, self.established = self.established, False
         text = self._why or self._explain(why, established)
-        self.factory.link_lost(established, self._close_reason, text)
+        self.factory.connection_lost(established, self._close_reason, text)
         super().connectionLost(why)  # type: ignore[misc]
         # An unfinished reply may occupy 16 MiB.
         self._reader = self.factory.reader_factory()
@@ -149,13 +149,13 @@ class RedisLink:
         """Send PING, and abort the connection if no reply arrives in time."""
         raise NotImplementedError
 
-    def link_established(self) -> None:
+    def connection_established(self) -> None:
         """Stop the handshake timer and report that the connection can be used."""
         stop(self._handshake_timer)
         self.established = True
         self.factory.observer.observe(LinkUp(self.factory.name))
 
-    def link_proved(self) -> None:
+    def connection_proved(self) -> None:
         """Reset the reconnection delay: the connection was used successfully."""
         self.factory.resetDelay()
 
@@ -181,7 +181,7 @@ class RedisLink:
         )
 
 
-class RedisProtocol(RedisLink, txredisapi.RedisProtocol):  # type: ignore[misc]
+class RedisProtocol(RedisConnectionMixin, txredisapi.RedisProtocol):  # type: ignore[misc]
     """Connection for txredisapi's commands (``set``, ``get``, ``ping``, ...)."""
 
     @override
@@ -189,7 +189,7 @@ class RedisProtocol(RedisLink, txredisapi.RedisProtocol):  # type: ignore[misc]
         def failed(failure: Failure) -> None:
             self.abort(f"PING failed: {one_line(failure.value)}")
 
-        self.ping().addCallbacks(lambda _: self.link_established(), failed)
+        self.ping().addCallbacks(lambda _: self.connection_established(), failed)
 
     @override
     def keep_alive(self) -> None:
@@ -197,7 +197,7 @@ class RedisProtocol(RedisLink, txredisapi.RedisProtocol):  # type: ignore[misc]
         def failed(failure: Failure) -> None:
             self.abort(one_line(failure.value), CloseReason.TIMED_OUT)
 
-        self.ping().addCallbacks(lambda _: self.link_proved(), failed)
+        self.ping().addCallbacks(lambda _: self.connection_proved(), failed)
 
 
 class SynapseRedisFactory(txredisapi.RedisFactory):  # type: ignore[misc]
@@ -241,7 +241,7 @@ class SynapseRedisFactory(txredisapi.RedisFactory):  # type: ignore[misc]
         self._stopped = False
         self.disconnectCalled = False
         self.connector: IConnector | None = None
-        self.links: set[RedisLink] = set()
+        self.connections: set[RedisConnectionMixin] = set()
         self._closed: Deferred[None] | None = None
         super().__init__(*args, **kwargs)
         self.replyTimeout = self.replyTimeout or REPLY_TIMEOUT
@@ -283,19 +283,19 @@ class SynapseRedisFactory(txredisapi.RedisFactory):  # type: ignore[misc]
         """
         self.stopTrying()
         closed: Deferred[None] = Deferred()
-        if not self.links:
+        if not self.connections:
             closed.callback(None)
             return closed
         self._closed = closed
         timer = self.reactor_clock.callLater(timeout, self._abort_all)
         closed.addCallback(lambda _: timer.cancel() if timer.active() else None)
-        for link in list(self.links):
-            link.close()
+        for connection in list(self.connections):
+            connection.close()
         return closed
 
     def _abort_all(self) -> None:
-        for link in list(self.links):
-            link.abort("the connection did not close in time")
+        for connection in list(self.connections):
+            connection.abort("the connection did not close in time")
 
     @override
     def startedConnecting(self, connector: IConnector) -> None:
@@ -335,7 +335,7 @@ class SynapseRedisFactory(txredisapi.RedisFactory):  # type: ignore[misc]
             why = why.replace(self.password, "***")
         self._why = self._why or why
 
-    def link_lost(self, established: bool, reason: CloseReason, why: str) -> None:
+    def connection_lost(self, established: bool, reason: CloseReason, why: str) -> None:
         """Record why a connection was lost; report the loss if it was established."""
         self.connectionError(why)
         self._failed = not established
@@ -361,7 +361,7 @@ class SynapseRedisFactory(txredisapi.RedisFactory):  # type: ignore[misc]
         self._reconnect(connector)
 
     def _reconnect(self, connector: IConnector) -> None:
-        if not self.links and self._closed is not None:
+        if not self.connections and self._closed is not None:
             closed, self._closed = self._closed, None
             closed.callback(None)
         if self.continueTrying:

@@ -115,11 +115,13 @@ class RedisReplicationLink:
         """Return the fill levels of each open connection's buffers."""
         found = []
         lines, size = self.sender.waiting
-        for link in self._outbound.links:
-            send, *kernel = read_buffers(link.transport)
+        for connection in self._outbound.connections:
+            send, *kernel = read_buffers(connection.transport)
             found.append(ConnectionBuffers(NAME, lines, size + send, *kernel))
-        for link in self._inbound.links:
-            found.append(ConnectionBuffers("redis", 0, *read_buffers(link.transport)))
+        for connection in self._inbound.connections:
+            found.append(
+                ConnectionBuffers("redis", 0, *read_buffers(connection.transport))
+            )
         return found
 
     async def stop(self) -> None:

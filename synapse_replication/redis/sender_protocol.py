@@ -87,8 +87,8 @@ class RedisSenderProtocol(RedisProtocol):
         super().authenticated()
 
     @override
-    def link_established(self) -> None:
-        super().link_established()
+    def connection_established(self) -> None:
+        super().connection_established()
         self.transport.registerProducer(self.factory.sender, True)
         self.factory.sender.connection_up(self)
 
@@ -194,7 +194,7 @@ class RedisSenderProtocol(RedisProtocol):
             self.abort(f"Redis rejects PUBLISH: {excerpt(str(refusal))}")
         elif acknowledged and not self._proved:
             self._proved = True
-            self.link_proved()
+            self.connection_proved()
         self.factory.sender.acknowledged()
         return True
 

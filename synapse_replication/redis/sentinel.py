@@ -243,10 +243,10 @@ class MasterConnector(ClientFactory):
         """Abort a connection or attempt that is not to ``master``, and reconnect."""
         if self._inner is None or master == (self._options.host, self._options.port):
             return
-        if not self.factory.links:
+        if not self.factory.connections:
             self._inner.stopConnecting()
-        for link in list(self.factory.links):
-            link.abort(f"Sentinel reports a new master, {master[0]}:{master[1]}")
+        for connection in list(self.factory.connections):
+            connection.abort(f"Sentinel reports a new master, {master[0]}:{master[1]}")
 
     def stopConnecting(self) -> None:
         """Stop the attempt in progress."""

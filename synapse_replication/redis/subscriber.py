@@ -24,7 +24,7 @@ from typing_extensions import override
 
 from synapse_replication.errors import ExtensionMessageError, LineTooLongError
 from synapse_replication.handlers.events import FeatureUnavailable, LineRefused
-from synapse_replication.redis.factory import RedisLink, SynapseRedisFactory
+from synapse_replication.redis.factory import RedisConnectionMixin, SynapseRedisFactory
 from synapse_replication.redis.ledger import EXTENSION
 from synapse_replication.redis.resp import ReplyReader, encode
 from synapse_replication.redis.sender import RedisSender
@@ -52,7 +52,7 @@ _OWN_CHANNEL = {"USER_IP": "/USER_IP"}
 _new_reader = partial(ReplyReader, MAX_LINE_LENGTH)
 
 
-class RedisSubscriber(RedisLink, txredisapi.SubscriberProtocol):  # type: ignore[misc]
+class RedisSubscriber(RedisConnectionMixin, txredisapi.SubscriberProtocol):  # type: ignore[misc]
     """A subscribed connection, which implements ``ReplicationConnection``."""
 
     factory: SubscriberFactory
@@ -221,8 +221,8 @@ class RedisSubscriber(RedisLink, txredisapi.SubscriberProtocol):  # type: ignore
 
     def subscribed(self) -> None:
         """Report the link as established, after the last channel was confirmed."""
-        self.link_established()
-        self.link_proved()
+        self.connection_established()
+        self.connection_proved()
         # Peers must learn this instance's epoch before its positions.
         if self._has_extension:
             assert self.factory.extension is not None
@@ -344,6 +344,6 @@ class SubscriberFactory(SynapseRedisFactory):
         sender.call_when_ready(self._ready_again)
 
     def _ready_again(self) -> None:
-        for link in list(self.links):
-            if isinstance(link, RedisSubscriber) and link.established:
-                self.command_handler.ready_again(link)
+        for connection in list(self.connections):
+            if isinstance(connection, RedisSubscriber) and connection.established:
+                self.command_handler.ready_again(connection)

@@ -90,8 +90,8 @@ class FrozenRedisTests(TestCase):
                 await deferLater(reactor, 0.05)
                 self.assertLess(self.sent(writer), stream.local_token - ROWS / 2)
                 if factory is not None:
-                    for link in list(factory.links):
-                        link.transport.abortConnection()
+                    for connection in list(factory.connections):
+                        connection.transport.abortConnection()
                     await self.until(lambda: self.sent(writer) == stream.local_token)
             finally:
                 redis.thaw()

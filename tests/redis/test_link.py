@@ -40,12 +40,12 @@ class RoundTripTests(RealRedisTestCase):
         peer = self.start_peer(by_port(redis))
         factory = peer.link._outbound
         await self.until(lambda: factory.fencing.previous is not None)
-        (first,) = factory.links
+        (first,) = factory.connections
         # Simulate that only this end has noticed the loss of the connection.
         factory.stopTrying()
         self.reactor.connectTCP(redis.host, redis.port, factory)
-        await self.until(lambda: first not in factory.links)
-        (second,) = factory.links
+        await self.until(lambda: first not in factory.connections)
+        (second,) = factory.connections
         self.assertTrue(second.established)
 
     async def test_password_user_and_database(self) -> None:

@@ -206,7 +206,7 @@ class SentinelTests(SynchronousTestCase):
         """If the master changes, working connections to the old one are aborted."""
         connections = self.find()
         for protocol, _ in connections:
-            protocol.link_established()
+            protocol.connection_established()
         self.reactor.advance(CHECK_INTERVAL)
         self.answer(3, address_reply(b"r1"))
         self.assertFalse(any(t.aborted for _, t in connections))
