@@ -34,10 +34,7 @@ def render_page(data: ReportData, plots: Sequence[Plot]) -> str:
     return environment.get_template("report.html").render(
         data=data,
         # Matplotlib has escaped the texts of the SVG.
-        plots={
-            plot.name: {"title": plot.title, "svg": Markup(plot.svg + plot.narrow)}
-            for plot in plots
-        },
+        plots={plot.name: Markup(plot.svg + plot.narrow) for plot in plots},
         version=__version__,
     )
 

@@ -56,14 +56,12 @@ class Plot:
     """A rendered plot.
 
     :ivar name: the name of the plot's file, without the suffix.
-    :ivar title: the title, which is also the text for screen readers.
     :ivar svg: an SVG element for a wide HTML page.
     :ivar narrow: an SVG element for a narrow HTML page.
     :ivar png: the plot as a PNG image.
     """
 
     name: str
-    title: str
     svg: str
     narrow: str
     png: bytes
@@ -105,29 +103,21 @@ def draw_plots(data: ReportData) -> list[Plot]:
         + _sum((c.stream, c.rows) for c in data.arrived)
     )
     writers = _top(_sum((t.instance_name, t.rows) for t in data.totals))
-    plots: dict[str, tuple[str, bool, Draw]] = {
+    plots: dict[str, tuple[bool, Draw]] = {
         "rows-over-time": (
-            "Rows written, by stream",
             bool(data.over_time),
             partial(_stacked, data.over_time, data.rows_window, streams),
         ),
         "rows-by-writer": (
-            "Rows written, by writer of each stream",
             bool(data.over_time),
             partial(_writers, data.over_time, data.rows_window, writers),
         ),
-        "shares": (
-            "Share of each writer in the rows of a stream",
-            bool(data.totals),
-            partial(_shares, data.totals, writers),
-        ),
+        "shares": (bool(data.totals), partial(_shares, data.totals, writers)),
         "batches": (
-            "Tokens by the number of their rows",
             any(batch.largest > 1 for batch in data.batches),
             partial(_batches, data.batches),
         ),
         "arrived": (
-            "Rows that arrived, by stream",
             bool(data.arrived),
             partial(
                 _stacked,
@@ -138,16 +128,11 @@ def draw_plots(data: ReportData) -> list[Plot]:
             ),
         ),
         "lag": (
-            "Time from writing to arrival: median, 95th and 99th percentile",
             any(line.tokens > 1 for line in data.lags_over_time),
             partial(_lags, data.lags_over_time, data.lags),
         ),
     }
-    return [
-        _render(name, title, draw)
-        for name, (title, shown, draw) in plots.items()
-        if shown
-    ]
+    return [_render(name, draw) for name, (shown, draw) in plots.items() if shown]
 
 
 # -- each plot ---------------------------------------------------------------------
@@ -397,7 +382,7 @@ def _add_legend(figure: Figure, panels: Sequence[Any], form: Form) -> None:
     )
 
 
-def _render(name: str, title: str, draw: Draw) -> Plot:
+def _render(name: str, draw: Draw) -> Plot:
     """Draw a plot in each of its forms.
 
     :param draw: returns the figure in a form.
@@ -407,9 +392,7 @@ def _render(name: str, title: str, draw: Draw) -> Plot:
         png = io.BytesIO()
         wide.savefig(png, format="png", dpi=120)
         svg = _svg(wide, name, _WIDE)
-        return Plot(
-            name, title, svg, _svg(draw(_NARROW), name, _NARROW), png.getvalue()
-        )
+        return Plot(name, svg, _svg(draw(_NARROW), name, _NARROW), png.getvalue())
 
 
 def _svg(figure: Figure, name: str, form: Form) -> str:
