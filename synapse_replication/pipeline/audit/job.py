@@ -62,6 +62,9 @@ from synapse_replication.pipeline.workspace import (
 
 _QUERIES: Final = read_queries(Path(__file__).with_name("checks.sql"))
 
+#: Fills the tables of the checks.
+_TABLES: Final = read_queries(Path(__file__).with_name("tables.sql"))
+
 #: Creates the views of recorded tokens.
 TOKENS: Final = _QUERIES.pop("tokens")
 
@@ -82,17 +85,6 @@ LINE_COLUMNS: Final = (
     *("recording", "line_number", "t", "command", "stream", "instance_name", "token"),
     "prev_token",
 )
-
-#: The range of the sampled ids of each stream.
-_RANGES: Final = """
-SELECT stream, min(stream_id) AS first, max(stream_id) AS last
-FROM sampled GROUP BY stream
-"""
-
-_SAMPLED_TEXTS: Final = """
-INSERT INTO texts SELECT stream, stream_id, row_index, "row", ?
-FROM found SEMI JOIN sampled USING (stream, stream_id)
-"""
 
 #: The columns of rows by which ids are compared.
 _KEYS: Final = ("instance_name", "stream_id", "row_index")
@@ -185,10 +177,7 @@ class _Audit:
         if archive is not None:
             twice = list(run_check(self._workspace, COMMANDS_TWICE))
         if twice:
-            self._workspace.execute(
-                "CREATE OR REPLACE TABLE wire AS "
-                "SELECT DISTINCT ON (recording, line_number) * FROM wire"
-            )
+            self._workspace.execute(_TABLES["each_line_once"])
         self._workspace.execute(TOKENS)
         return twice
 
@@ -204,10 +193,7 @@ class _Audit:
         stored = [packed(self._in_tables(), Source.TABLES, nameless)]
         if archive is not None:
             stored.append(packed(archive.rows(*_KEYS), Source.ARCHIVE, nameless))
-        sent = self._workspace.sql(
-            "SELECT stream, instance_name, token AS stream_id, 0::INTEGER AS row_index "
-            "FROM tokens WHERE is_row"
-        ).to_arrow_table()
+        sent = self._workspace.sql(_TABLES["sent"]).to_arrow_table()
         ids = notable_ids(
             stored,
             pack(sent.to_batches(), source=Source.WIRE),
@@ -234,15 +220,11 @@ class _Audit:
     # -- tables of the checks ----------------------------------------------------------
 
     def _load_streams(self) -> None:
-        received = self._workspace.execute(
-            "SELECT DISTINCT stream, instance_name FROM tokens"
-        ).fetchall()
+        received = self._workspace.execute(_TABLES["senders"]).fetchall()
         for stream in self._facts.streams.values():
             # The first six fields are the first columns.
             values = [*attrs.astuple(stream)[:6], stream.sole_writer(received)]
-            self._workspace.execute(
-                "INSERT INTO streams VALUES (?, ?, ?, ?, ?, ?, ?)", values
-            )
+            self._workspace.execute(_TABLES["add_stream"], values)
 
     def _in_tables(self) -> Scan:
         """Return the rows in the tables of the database.
@@ -256,10 +238,7 @@ class _Audit:
 
     def _received(self) -> Bounds:
         """Return the least and the greatest received token of each stream."""
-        found = self._workspace.execute(
-            "SELECT stream, min(least(prev_token, token)), max(token) FROM tokens "
-            "GROUP BY stream"
-        ).fetchall()
+        found = self._workspace.execute(_TABLES["received"]).fetchall()
         return {stream: (low, high) for stream, low, high in found}
 
     def _load_texts(self) -> None:
@@ -268,10 +247,10 @@ class _Audit:
         Only the range of each stream that contains these ids is read.
         """
         workspace = self._workspace
-        for each in rows_of(workspace, _RANGES):
+        for each in rows_of(workspace, _TABLES["ranges"]):
             for source, scan in self._rows_between(**each):
                 with batches_as(workspace, "found", scan.schema, scan.batches()):
-                    workspace.execute(_SAMPLED_TEXTS, [source])
+                    workspace.execute(_TABLES["add_texts"], [source])
 
     def _rows_between(
         self, stream: str, first: int, last: int
@@ -297,20 +276,17 @@ class _Audit:
         workspace, archive = self._workspace, self._archive
         if archive is None:
             return
-        (repeated,) = rows_of(workspace, "SELECT count(*) AS n FROM ids WHERE repeated")
-        if repeated["n"]:
+        ((repeated,),) = workspace.execute(_TABLES["repeated"]).fetchall()
+        if repeated:
             scan = archive.rows(*_KEYS)
             with batches_as(workspace, "found", scan.schema, scan.batches()):
-                workspace.execute(
-                    "INSERT INTO archived SELECT found.* FROM found "
-                    "SEMI JOIN (FROM ids WHERE repeated) USING (stream, stream_id)"
-                )
+                workspace.execute(_TABLES["add_repeated"])
         ranges: list[tuple[str, int, int]] = [
             *((p.stream, p.first_token, p.last_token) for p in archive.purged),
             *((d.file.table, *bounds_of([d.file])) for d in archive.damaged),
         ]
         for each in ranges:
-            workspace.execute("INSERT INTO purged VALUES (?, ?, ?)", each)
+            workspace.execute(_TABLES["add_purged"], each)
 
 
 def run_check(
