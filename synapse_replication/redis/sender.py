@@ -14,9 +14,9 @@ written are not counted. After a loss, ``on_lost`` publishes this instance's pos
 on the next connection, before any row or other command, so that readers detect and
 fetch missed rows.
 :mod:`~synapse_replication.redis.ledger` decides which publishes count as lost and which
-are published again. :mod:`~synapse_replication.redis.pacing` decides whether Redis is
-behind. :mod:`~synapse_replication.redis.fencing` makes Redis close the lost connection
-before the next connection is used.
+are published again. :mod:`~synapse_replication.redis.flow_control` decides whether
+Redis is behind. :mod:`~synapse_replication.redis.fencing` makes Redis close the lost
+connection before the next connection is used.
 
 See docs/failure-modes.rst: failure-reconnect-order, failure-slow-subscriber.
 """
@@ -33,6 +33,7 @@ from zope.interface import implementer
 
 from synapse_replication.handlers.events import CommandDropReason, CommandsDropped
 from synapse_replication.handlers.observer import ReplicationObserver
+from synapse_replication.redis.flow_control import SHORT_LINES, PublishFlowControl
 from synapse_replication.redis.ledger import (
     EXTENSION,
     MAX_RETAINED,
@@ -40,7 +41,6 @@ from synapse_replication.redis.ledger import (
     Publish,
     PublishLedger,
 )
-from synapse_replication.redis.pacing import SHORT_LINES, Pacing
 from synapse_replication.redis.resp import encode_publishes
 
 #: The name under which the connection is reported to the observer.
@@ -144,7 +144,7 @@ class RedisSender:
         self._protocol: PublishConnection | None = None
         self._waiting = Coalescer(clock, self.flush)
         self._ledger = PublishLedger()
-        self._pacing = Pacing()
+        self._flow = PublishFlowControl()
         self._when_ready: list[Callable[[], object]] = []
         self._waiters: list[Deferred[None]] = []
 
@@ -162,21 +162,21 @@ class RedisSender:
     @property
     def is_behind(self) -> bool:
         """Whether Redis is behind, so that pages of rows must wait."""
-        return self._pacing.is_behind(self.unacknowledged, self._clock.seconds())
+        return self._flow.is_behind(self.unacknowledged, self._clock.seconds())
 
     def call_when_ready(self, callback: Callable[[], object]) -> None:
         """Call ``callback`` each time pages of rows may be published again.
 
         After Redis was behind, it is called once: as soon as the transport accepts data
         and few enough publishes are unacknowledged (see
-        :meth:`~synapse_replication.redis.pacing.Pacing.becomes_ready`), or the
-        connection is lost.
+        :meth:`~synapse_replication.redis.flow_control.PublishFlowControl.take_ready`),
+        or the connection is lost.
         """
         self._when_ready.append(callback)
 
     def _notify_if_writable(self) -> None:
-        pacing = self._pacing
-        if pacing.was_behind and pacing.becomes_ready(
+        flow = self._flow
+        if flow.was_behind and flow.take_ready(
             self.unacknowledged, self._clock.seconds()
         ):
             for callback in self._when_ready:
@@ -202,7 +202,7 @@ class RedisSender:
         # is written together with the page.
         is_extension = command_name == EXTENSION
         if len(lines) < SHORT_LINES and not is_extension:
-            self._pacing.record_other_traffic(
+            self._flow.record_other_traffic(
                 protocol.unacknowledged, self._clock.seconds()
             )
         waiting = self._waiting
@@ -212,13 +212,13 @@ class RedisSender:
             self._drop_protocol(protocol.unacknowledged)
         elif not protocol.has_socket or (not is_extension and waiting.is_quiet()):
             self.flush()
-        elif not self._pacing.is_paused:
+        elif not self._flow.is_paused:
             waiting.flush_later()
 
     def flush(self) -> None:
         """Write pending messages, if there is a connection that is not paused."""
         protocol = self._protocol
-        if protocol is None or self._pacing.is_paused or not self._waiting.pending:
+        if protocol is None or self._flow.is_paused or not self._waiting.pending:
             return
         pending = self._waiting.take()
         ledger = self._ledger
@@ -232,8 +232,8 @@ class RedisSender:
             counts[command_name] = counts.get(command_name, 0) + len(lines)
         ledger.record_write(len(data), protocol.unacknowledged)
         protocol.write_publishes(data)
-        if not self._pacing.was_behind:
-            self._pacing.observe(self.unacknowledged, self._clock.seconds())
+        if not self._flow.was_behind:
+            self._flow.update(self.unacknowledged, self._clock.seconds())
         for command_name, count in counts.items():
             self._observer.commands_sent(NAME, command_name, count)
 
@@ -274,7 +274,7 @@ class RedisSender:
     def connection_up(self, protocol: PublishConnection) -> None:
         """Start publishing on a connection."""
         self._protocol = protocol
-        self._pacing.resume()
+        self._flow.resume()
         # Restart the window, so that the first messages are coalesced, too.
         self._waiting.record_write()
         if self._on_connected is not None:
@@ -304,7 +304,7 @@ class RedisSender:
     def _drop_protocol(self, unacknowledged: int, *, is_refused: bool = False) -> None:
         self._protocol = None
         # A closed transport cannot resume the sender.
-        self._pacing.resume()
+        self._flow.resume()
         again, has_evicted = self._ledger.end_connection(
             unacknowledged, is_refused=is_refused
         )
@@ -324,11 +324,11 @@ class RedisSender:
 
     def pauseProducing(self) -> None:
         """Stop writing: the transport's buffer is full."""
-        self._pacing.pause()
+        self._flow.pause()
 
     def resumeProducing(self) -> None:
         """Resume writing: the transport accepts data again."""
-        self._pacing.resume()
+        self._flow.resume()
         self.flush()
         self._notify_if_writable()
 

@@ -11,13 +11,13 @@ from zope.interface import alsoProvides, noLongerProvides
 
 from synapse_replication.redis import ledger, sender
 from synapse_replication.redis.fencing import MAX_HANG_UPS
-from synapse_replication.redis.ledger import EXTENSION
-from synapse_replication.redis.pacing import (
+from synapse_replication.redis.flow_control import (
     HIGH_WATERMARK,
     SHARED_HIGH_WATERMARK,
     SHARED_LOW_WATERMARK,
     SHARED_WINDOW,
 )
+from synapse_replication.redis.ledger import EXTENSION
 from synapse_replication.redis.resp import encode_publishes
 from tests.redis.doubles import MemoryLink, RecordingTransport, rdata
 from tests.redis.sender_case import (

@@ -14,12 +14,12 @@ from synapse_replication.handlers.interfaces import (
     ExtensionConnection,
     ReplicationConnection,
 )
-from synapse_replication.redis.options import RedisOptions
-from synapse_replication.redis.pacing import (
+from synapse_replication.redis.flow_control import (
     HIGH_WATERMARK,
     LOW_WATERMARK,
     SHARED_WINDOW,
 )
+from synapse_replication.redis.options import RedisOptions
 from synapse_replication.redis.resp import encode
 from synapse_replication.redis.subscriber import MAX_LINE_LENGTH, RedisSubscriber
 from synapse_replication.transport.buffers import DEFAULT_READ

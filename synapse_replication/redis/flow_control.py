@@ -1,4 +1,4 @@
-"""Pacing of publishes: decides whether Redis is behind.
+"""Flow control of publishes: decides whether Redis is behind.
 
 Theory of operation: rows may be produced faster than Redis processes them, and queued
 publishes delay everything that is published after them. A sender is therefore *behind*
@@ -9,7 +9,8 @@ publishes are unacknowledged: at that number, Redis still has work to do while t
 page of rows is read. While there is other traffic that would be delayed, lower limits
 apply.
 
-:class:`Pacing` is pure and has no clock: events and times are passed to its methods.
+:class:`PublishFlowControl` is pure and has no clock: events and times are passed to its
+methods.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ SHORT_LINES = 10
 SHARED_WINDOW = 0.5
 
 
-class Pacing:
-    """The pacing state of one sender. All times are those of the reactor, in s.
+class PublishFlowControl:
+    """The flow control of one sender. All times are those of the reactor, in s.
 
     :ivar is_paused: whether the transport's buffer is full.
     :ivar was_behind: whether the sender was behind and its waiters have not been
@@ -47,7 +48,7 @@ class Pacing:
         limit = SHARED_HIGH_WATERMARK if now < self._shared_until else HIGH_WATERMARK
         return self.is_paused or unacknowledged >= limit
 
-    def observe(self, unacknowledged: int, now: float) -> None:
+    def update(self, unacknowledged: int, now: float) -> None:
         """Set :attr:`was_behind` if the sender is behind."""
         self.was_behind = self.was_behind or self.is_behind(unacknowledged, now)
 
@@ -66,7 +67,7 @@ class Pacing:
         """Record that the transport accepts data again, or was closed or replaced."""
         self.is_paused = False
 
-    def becomes_ready(self, unacknowledged: int, now: float) -> bool:
+    def take_ready(self, unacknowledged: int, now: float) -> bool:
         """Return whether waiters must be notified that the sender is ready for a page.
 
         The result is true once after each period in which the sender was behind: when
