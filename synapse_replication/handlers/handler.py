@@ -37,8 +37,8 @@ from synapse_replication.handlers.receiving.context import (
     ReceiverOptions,
     StreamContext,
 )
-from synapse_replication.handlers.receiving.pacer import Pacer
 from synapse_replication.handlers.receiving.partial_resync import PartialResync
+from synapse_replication.handlers.receiving.reactor_yield import ReactorYielder
 from synapse_replication.handlers.receiving.receiver import StreamReceiver
 from synapse_replication.handlers.redaction import without_secrets
 from synapse_replication.handlers.sending.answers import PositionAnswers
@@ -133,7 +133,7 @@ class ReplicationCommandHandler:
         }
 
     def _make_receivers(self, options: HandlerOptions) -> dict[str, StreamReceiver]:
-        pacer = Pacer(
+        yielder = ReactorYielder(
             self._host.clock,
             options.receiver.break_after_rows,
             options.receiver.break_after_seconds,
@@ -145,7 +145,7 @@ class ReplicationCommandHandler:
                     self._host,
                     self._observer,
                     options.receiver,
-                    pacer,
+                    yielder,
                     options.partial,
                 ),
                 self._ask,

@@ -187,9 +187,9 @@ class CatchUps:
         reader.page_delivered()
         context.observer.observe(CatchUpPage(event, len(page.tokens), page.upto_token))
         context.report_position(name)
-        context.pacer.count(len(page.tokens))
-        if context.pacer.is_due():
-            await context.pacer.take_break()
+        context.yielder.count(len(page.tokens))
+        if context.yielder.is_due():
+            await context.yielder.take_break()
 
     async def deliver_late(self, instance_name: str, token: int) -> None:
         """Fetch the rows of one token that is below the position, and deliver them.

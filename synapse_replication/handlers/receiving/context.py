@@ -10,8 +10,8 @@ from msgspec import Struct, field
 from synapse_replication.backoff import Backoff
 from synapse_replication.handlers.events import Discarded, DiscardReason
 from synapse_replication.handlers.observer import ReplicationObserver
-from synapse_replication.handlers.receiving.pacer import Pacer
 from synapse_replication.handlers.receiving.partial_resync import PartialResync
+from synapse_replication.handlers.receiving.reactor_yield import ReactorYielder
 from synapse_replication.handlers.row_sinks import EpochSink
 from synapse_replication.streams.stream import CheckedStream, Stream
 from synapse_replication.streams.writer_positions import PLAUSIBLE_DISTANCE
@@ -55,7 +55,7 @@ class StreamContext:
     """A received stream, and the collaborators that its parts need.
 
     :ivar sink: the host's row sink.
-    :ivar pacer: shared by all streams of the process.
+    :ivar yielder: shared by all streams of the process.
     :ivar partial: fetches rows from writers' backlogs before the stream's own source is
         queried; ``None`` to query only the source.
     :ivar is_plausible: returns whether a writer's token is within the stream's
@@ -68,7 +68,7 @@ class StreamContext:
         host: ReplicationHost,
         observer: ReplicationObserver,
         options: ReceiverOptions,
-        pacer: Pacer,
+        yielder: ReactorYielder,
         partial: PartialResync | None = None,
     ) -> None:
         self.stream = stream
@@ -84,7 +84,7 @@ class StreamContext:
         self.run_as_background_process = host.run_as_background_process
         self.observer = observer
         self.options = options
-        self.pacer = pacer
+        self.yielder = yielder
         self.partial = partial
 
     def saved_epochs(self) -> dict[str, str]:

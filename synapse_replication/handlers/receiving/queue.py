@@ -48,7 +48,7 @@ class DrainedQueue(Generic[ItemT]):
     :param give_up: handles the items of a full queue at once; returns a few small items
         that remain.
 
-    The context's pacer decides before each item whether to take a break. The queue
+    The context's yielder decides before each item whether to take a break. The queue
     counts each item as one row. ``consume`` counts the rows that it handles, and may
     take breaks itself.
     """
@@ -66,7 +66,7 @@ class DrainedQueue(Generic[ItemT]):
         self._run_as_background_process = context.run_as_background_process
         self._clock = context.clock
         self._observer = context.observer
-        self._pacer = context.pacer
+        self._yielder = context.yielder
         self._max_size = context.options.max_queue_size
         self._items: deque[Queued[ItemT]] = deque()
         self._length = 0
@@ -112,8 +112,8 @@ class DrainedQueue(Generic[ItemT]):
         try:
             with self._observer.span(self._task):
                 while self._items:
-                    if self._pacer.is_due():
-                        await self._pacer.take_break()
+                    if self._yielder.is_due():
+                        await self._yielder.take_break()
                     queued = self._items.popleft()
                     self._length -= queued.length
                     self._size -= queued.size
@@ -123,7 +123,7 @@ class DrainedQueue(Generic[ItemT]):
                             await waiting
                     except Exception as error:  # noqa: BLE001 -- reported to the observer
                         self._observer.failure(self._task.description, error)
-                    self._pacer.count(1)
+                    self._yielder.count(1)
         finally:
             self._draining = False
             if self._is_reported:

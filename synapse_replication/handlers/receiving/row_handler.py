@@ -32,7 +32,7 @@ from synapse_replication.streams.reader import Verdict
 from synapse_replication.wire.rdata import InterleavedGroup, RdataGroup
 
 #: The maximum number of rows in a slice. Before each further slice of the same rows,
-#: the pacer decides whether a break is due.
+#: the yielder decides whether a break is due.
 SLICE = 100
 
 
@@ -70,16 +70,16 @@ class RowHandler:
         if len(group.rows) > SLICE:
             return self._handle_slices(writer, link, group)
         waiting = self._handle_slice(writer, link, group.tokens, group.rows)
-        self._context.pacer.count(len(group.rows))
+        self._context.yielder.count(len(group.rows))
         return waiting
 
     async def _handle_slices(
         self, writer: Writer, link: Link, group: RdataGroup
     ) -> None:
-        pacer, times_full = self._context.pacer, self.times_full
+        yielder, times_full = self._context.yielder, self.times_full
         for start in range(0, len(group.rows), SLICE):
-            if start and pacer.is_due():
-                await pacer.take_break()
+            if start and yielder.is_due():
+                await yielder.take_break()
             tokens = group.tokens[start : start + SLICE]
             rows = group.rows[start : start + SLICE]
             if self.times_full != times_full or writer.reader.request is not None:
@@ -96,7 +96,7 @@ class RowHandler:
             waiting = self._handle_slice(writer, link, tokens, rows)
             if waiting is not None:
                 await waiting
-            pacer.count(len(rows))
+            yielder.count(len(rows))
 
     def _handle_rest(
         self, link: Link, rest: RdataGroup, times_full: int
@@ -186,11 +186,11 @@ class RowHandler:
         # The positions to report later, not once per row: at the next break, before a
         # slice that is not decoded as a whole, or at the end.
         moved: dict[str, int] = {}
-        pacer, times_full = self._context.pacer, self.times_full
+        yielder, times_full = self._context.yielder, self.times_full
         for start in range(0, len(group.rows), SLICE):
-            if start and pacer.is_due():
+            if start and yielder.is_due():
                 self._report_positions(moved)
-                await pacer.take_break()
+                await yielder.take_break()
             part = group.part(start, start + SLICE)
             typed = None
             if None not in part.tokens and self._are_plausible(part):
@@ -203,7 +203,7 @@ class RowHandler:
                         await waiting
             else:
                 await self._handle_typed(link, part, typed, moved, times_full)
-            pacer.count(len(part.rows))
+            yielder.count(len(part.rows))
         self._report_positions(moved)
 
     def _report_positions(self, moved: dict[str, int]) -> None:

@@ -13,8 +13,8 @@ from synapse_replication.handlers.receiving.context import (
     ReceiverOptions,
     StreamContext,
 )
-from synapse_replication.handlers.receiving.pacer import Pacer
 from synapse_replication.handlers.receiving.queue import DrainedQueue, Queued
+from synapse_replication.handlers.receiving.reactor_yield import ReactorYielder
 from synapse_replication.testing.doubles import SourceStream
 from tests.handlers.fixtures import Row
 from tests.support.recording_observer import RecordingHost
@@ -41,7 +41,7 @@ class DrainedQueueTests(SynchronousTestCase):
             self.host,
             self.observer,
             ReceiverOptions(max_queue_size=100),
-            Pacer(self.host.clock, 10, 0.01),
+            ReactorYielder(self.host.clock, 10, 0.01),
         )
 
     async def consume(self, item: str) -> None:
@@ -184,54 +184,54 @@ class DrainedQueueTests(SynchronousTestCase):
         self.successResultOf(waits[0])
 
 
-class PacerTests(SynchronousTestCase):
+class ReactorYielderTests(SynchronousTestCase):
     """Tests for the conditions under which work yields to the reactor."""
 
     def setUp(self) -> None:
         self.reactor = Clock()
-        self.pacer = Pacer(ReactorClock(self.reactor), 10, 0.01)
+        self.yielder = ReactorYielder(ReactorClock(self.reactor), 10, 0.01)
 
     def work(self, rows: int, seconds: float) -> None:
         self.reactor.advance(seconds)
-        self.pacer.count(rows)
+        self.yielder.count(rows)
 
     def test_rows(self) -> None:
         """A break is due after a number of rows."""
         self.work(9, 0)
-        self.assertFalse(self.pacer.is_due())
+        self.assertFalse(self.yielder.is_due())
         self.work(1, 0)
-        self.assertTrue(self.pacer.is_due())
+        self.assertTrue(self.yielder.is_due())
 
     def test_time(self) -> None:
         """A break is due after a certain time of work."""
         for _ in range(3):
-            self.assertFalse(self.pacer.is_due())
+            self.assertFalse(self.yielder.is_due())
             self.work(1, 0.004)
-        self.assertTrue(self.pacer.is_due())
+        self.assertTrue(self.yielder.is_due())
 
     def test_idle(self) -> None:
         """No break is due if time passed without work: the reactor has run since."""
         self.work(10, 0.02)
-        self.assertTrue(self.pacer.is_due())
+        self.assertTrue(self.yielder.is_due())
         self.reactor.advance(0.001)
-        self.assertFalse(self.pacer.is_due())
+        self.assertFalse(self.yielder.is_due())
 
     def test_after_a_break(self) -> None:
         """After a break, no further one is due until more work has been done."""
         self.work(10, 0)
-        taken = Deferred.fromCoroutine(self.pacer.take_break())
+        taken = Deferred.fromCoroutine(self.yielder.take_break())
         self.reactor.advance(0)
         self.successResultOf(taken)
-        self.assertFalse(self.pacer.is_due())
+        self.assertFalse(self.yielder.is_due())
 
     def test_break(self) -> None:
         """
         Work that the first waiter does when a break ends counts for the other waiters.
         """
         self.work(10, 0)
-        breaks = [Deferred.fromCoroutine(self.pacer.take_break()) for _ in range(2)]
-        breaks[0].addCallback(lambda _: self.pacer.count(10))
+        breaks = [Deferred.fromCoroutine(self.yielder.take_break()) for _ in range(2)]
+        breaks[0].addCallback(lambda _: self.yielder.count(10))
         self.assertNoResult(breaks[0])
         self.reactor.advance(0)
         self.successResultOf(breaks[1])
-        self.assertTrue(self.pacer.is_due())
+        self.assertTrue(self.yielder.is_due())

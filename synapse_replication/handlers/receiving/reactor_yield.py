@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 _IDLE = 0.0005
 
 
-class Pacer:
+class ReactorYielder:
     """Limiter of the work that is done on rows before yielding to the reactor.
 
     All streams of a process share this object: the data of one socket read often
