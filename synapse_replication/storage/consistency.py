@@ -23,11 +23,13 @@ would be below the position, so readers would regard their rows as already deliv
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import attrs
 
+from synapse_replication.data_files import read_table
 from synapse_replication.errors import StorageError
 from synapse_replication.storage import queries
 from synapse_replication.storage.id_streams import (
@@ -39,6 +41,9 @@ from synapse_replication.storage.id_streams import (
 from synapse_replication.storage.schema.deltas import DELTAS
 from synapse_replication.streams.id_column import IdColumn
 from synapse_replication.streams.writer_positions import FIRST_POSITION
+
+#: The texts and the repairs of all problems, from ``consistency.csv``.
+_CASES = {row["Case"]: row for row in read_table(Path(__file__).with_suffix(".csv"))}
 
 #: The most rounds of a repair. Repairing one problem may reveal another.
 MAX_ROUNDS = 3
@@ -134,16 +139,10 @@ def examine(txn: Any, streams: Mapping[str, IdStream]) -> ConsistencyReport:
     states: list[StreamState] = []
     has_table = exists(txn, "stream_positions")
     if not has_table:
-        problems.append(
-            Problem(
-                ProblemKind.TABLE_MISSING,
-                None,
-                "table stream_positions does not exist",
-                DELTAS[:1],
-            )
-        )
+        problem = _make_problem("positions_missing", None)
+        problems.append(attrs.evolve(problem, hint=DELTAS[:1]))
     elif not _is_unique(txn):
-        problems.append(_index_problem())
+        problems.append(_make_problem("positions_not_unique", None))
     for name, stream in streams.items():
         if not exists(txn, queries.identifier(stream.sequence)):
             states.append(StreamState(name, stream, None, {}, ()))
@@ -207,24 +206,6 @@ def _is_unique(txn: Any) -> bool:
     )
 
 
-def _index_problem() -> Problem:
-    return Problem(
-        ProblemKind.INDEX_MISSING,
-        None,
-        "stream_positions has no unique index on stream_name and instance_name: it may "
-        "contain a writer twice",
-        (
-            "DELETE FROM stream_positions AS one USING stream_positions AS other "
-            "WHERE one.stream_name = other.stream_name "
-            "AND one.instance_name = other.instance_name AND "
-            "(abs(one.stream_id), one.ctid) < (abs(other.stream_id), other.ctid);",
-            "DROP INDEX IF EXISTS stream_positions_idx;",
-            "CREATE UNIQUE INDEX stream_positions_idx "
-            "ON stream_positions (stream_name, instance_name);",
-        ),
-    )
-
-
 def _read_stored(txn: Any, stream: IdStream) -> list[tuple[str, int]]:
     txn.execute(queries.POSITIONS, {"stream_name": stream.stream_name})
     return sorted(txn.fetchall())
@@ -254,99 +235,73 @@ def _compare(
     last: int,
     farthest: Mapping[str, int],
     stored: Sequence[tuple[str, int]],
-) -> list[Problem]:
+) -> Iterator[Problem]:
+    facts = _Facts(name, stream, last)
     columns = {column.table: column for column in stream.tables}
-    problems = [
-        _sequence_problem(name, stream, columns[table], last, id_)
-        for table, id_ in farthest.items()
-        if id_ > last
-    ]
+    for table, id_ in farthest.items():
+        if id_ > last:
+            case = "sequence_far_behind" if facts.is_far(id_) else "sequence_behind"
+            yield facts.problem_of_table(case, columns[table], id_)
     for writer, position in stored:
         if writer not in stream.writers:
-            problems.append(
-                Problem(
-                    ProblemKind.UNKNOWN_WRITER,
-                    name,
-                    f"{writer} is stored at {position}, but is not a writer (the "
-                    f"writers are {', '.join(stream.writers)}): its position delays "
-                    "the stream's token",
-                    (f"DELETE FROM stream_positions WHERE {_row(stream, writer)};",),
-                    writer,
-                )
-            )
+            yield facts.problem_of_writer("unknown_writer", writer, position)
             continue
         if position * stream.sign < 0:
-            kind = "down" if stream.negative else "up"
-            problems.append(
-                Problem(
-                    ProblemKind.WRONG_SIGN,
-                    name,
-                    f"{writer} is stored at {position}, but the stream's ids count "
-                    f"{kind}",
-                    (
-                        "UPDATE stream_positions SET stream_id = "
-                        f"{-position} WHERE {_row(stream, writer)} "
-                        f"AND stream_id = {position};",
-                    ),
-                    writer,
-                )
-            )
+            yield facts.problem_of_writer("wrong_sign", writer, position)
         # A stream without rows has the stored position 1, but no id was allocated.
         if abs(position) > max(last, FIRST_POSITION):
-            problems.append(_position_problem(name, stream, writer, last, position))
-    return problems
+            is_far = facts.is_far(abs(position))
+            case = "position_far_ahead" if is_far else "position_ahead"
+            yield facts.problem_of_writer(case, writer, position)
 
 
-def _sequence_problem(
-    name: str, stream: IdStream, column: IdColumn, last: int, id_: int
-) -> Problem:
-    text = (
-        f"sequence {stream.sequence} is at {last}, but table {column.table} "
-        f"contains {stream.sign * id_}: "
-    )
-    if id_ - last > stream.plausible_distance:
+@attrs.frozen
+class _Facts:
+    """What the texts about the problems of one stream contain."""
+
+    name: str
+    stream: IdStream
+    last: int
+
+    def is_far(self, id_: int) -> bool:
+        """Return whether an id is too far beyond the sequence to be one of it."""
+        return id_ - self.last > self.stream.plausible_distance
+
+    def problem_of_table(self, case: str, column: IdColumn, id_: int) -> Problem:
+        value = self.stream.sign * id_
         table = queries.identifier(column.table)
-        text += (
-            "that id is too far beyond the sequence to belong to this stream. The "
-            f"sequence is not changed. Inspect the row: SELECT * FROM {table} WHERE "
-            f"{queries.identifier(column.id_column)} = {stream.sign * id_};"
+        name = queries.identifier(column.id_column)
+        inspect = f"SELECT * FROM {table} WHERE {name} = {value};"
+        return self._problem(case, value, table=column.table, inspect=inspect)
+
+    def problem_of_writer(self, case: str, writer: str, position: int) -> Problem:
+        stream_name = queries.literal(self.stream.stream_name)
+        row = (
+            f"stream_name = {stream_name} AND instance_name = {queries.literal(writer)}"
         )
-        return Problem(ProblemKind.SEQUENCE_BEHIND, name, text, ())
-    text += "ids would be allocated twice"
-    hint = (_forward(stream.sequence, id_),)
-    return Problem(ProblemKind.SEQUENCE_BEHIND, name, text, hint)
+        problem = self._problem(case, position, writer=writer, row=row)
+        return attrs.evolve(problem, instance_name=writer)
 
-
-def _position_problem(
-    name: str, stream: IdStream, writer: str, last: int, position: int
-) -> Problem:
-    text = (
-        f"{writer} is stored at {position}, but sequence {stream.sequence} is at "
-        f"{last}: "
-    )
-    if abs(position) - last > stream.plausible_distance:
-        text += "an id that far beyond the sequence was never allocated"
-        hint = (
-            f"UPDATE stream_positions SET stream_id = "
-            f"{stream.sign * max(last, FIRST_POSITION)} "
-            f"WHERE {_row(stream, writer)} AND stream_id = {position};"
+    def _problem(self, case: str, value: int, **more: str) -> Problem:
+        stream, last = self.stream, self.last
+        sequence = queries.identifier(stream.sequence)
+        return _make_problem(
+            case,
+            self.name,
+            value=value,
+            negated=-value,
+            sequence=stream.sequence,
+            last=last,
+            newest=stream.sign * max(last, FIRST_POSITION),
+            writers=", ".join(stream.writers),
+            direction="down" if stream.negative else "up",
+            advance=f"SELECT setval({queries.literal(sequence)}, GREATEST(last_value, "
+            f"{abs(value)}), true) FROM {sequence};",
+            **more,
         )
-    else:
-        text += "the next ids would be below a position that counts as complete"
-        hint = _forward(stream.sequence, abs(position))
-    return Problem(ProblemKind.POSITION_AHEAD, name, text, (hint,), writer)
 
 
-def _forward(sequence: str, value: int) -> str:
-    name = queries.identifier(sequence)
-    return (
-        f"SELECT setval({queries.literal(name)}, GREATEST(last_value, {value}), true) "
-        f"FROM {name};"
-    )
-
-
-def _row(stream: IdStream, writer: str) -> str:
-    return (
-        f"stream_name = {queries.literal(stream.stream_name)} "
-        f"AND instance_name = {queries.literal(writer)}"
-    )
+def _make_problem(case: str, name: str | None, **values: object) -> Problem:
+    row = _CASES[case]
+    hint = tuple(row["Repair"].format(**values).splitlines())
+    return Problem(ProblemKind(row["Kind"]), name, row["Text"].format(**values), hint)
