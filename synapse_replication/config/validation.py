@@ -3,45 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType, NoneType
+from pathlib import Path
+from types import NoneType
 from typing import Annotated, Any, Final, get_args, get_origin
 
 import msgspec
 
-from synapse_replication.config.models import LISTENER_TYPES
 from synapse_replication.config.section_types import InvalidValueError, Section
 from synapse_replication.config.yaml_files import KeyPath, MergedFiles, hint_for
+from synapse_replication.data_files import read_table
 
 #: The value of whatever is invalid; its problems have been reported.
 INVALID: Final[Any] = object()
 
-#: What to write in place of a value of another type.
-_HINTS: Mapping[Any, str] = MappingProxyType(
-    {
-        bool: "write true or false",
-        int: "write a whole number, without quotes",
-        float: "write a number",
-        str: "write a text; in quotes if it looks like a number",
-        list: "write a list: one line for each entry, beginning with `- `",
-        dict: "write a mapping: indented `key: value` lines",
-    }
-)
-#: Hints for keys for which a general hint would not be specific enough.
-_HINTS_OF_KEYS: Mapping[Any, str] = MappingProxyType(
-    {
-        "server_name": "write the homeserver's name, for instance `server_name: "
-        "example.com`",
-        "port": "write a port number from 1 to 65535",
-        "worker_replication_port": "write a port number from 1 to 65535",
-        "module": "write the dotted name of a function, for instance "
-        "my_package.my_module.make_sink",
-        "names": "write the names of resources, for instance `names: [replication]`",
-        "endpoint": "write the URL of a collector, for instance http://localhost:4318",
-        "sample_ratio": "write a number from 0 to 1",
-        "service_name": "write at least one character",
-        "type": f"write one of {', '.join(LISTENER_TYPES)}",
-    }
-)
+#: What to write as the value of some keys, and as any other value of a type.
+_HINTS = {
+    row["Value"]: row["Hint"]
+    for row in read_table(Path(__file__).with_name("hints.csv"))
+}
 
 
 def read_value(kind: Any, value: Any, path: KeyPath, merged: MergedFiles) -> Any:
@@ -70,7 +49,7 @@ def read_value(kind: Any, value: Any, path: KeyPath, merged: MergedFiles) -> Any
         value = [value]
     if not isinstance(value, container):
         name = "list" if container is list else "mapping"
-        merged.report(path, f"is not a {name}", _HINTS[container])
+        merged.report(path, f"is not a {name}", _HINTS[f"any {container.__name__}"])
         return INVALID
     if is_section:
         return _read_section(kind, value, path, merged)
@@ -90,16 +69,16 @@ def _read_scalar(kind: Any, value: Any, path: KeyPath, merged: MergedFiles) -> A
     except msgspec.ValidationError as error:
         problem = str(error)
     base = get_args(kind)[0] if get_origin(kind) is Annotated else kind
-    if base not in _HINTS:
+    if not isinstance(base, type):
         hint = f"write one of {', '.join(get_args(kind))}"
     elif ", got " in problem:
-        hint = _HINTS[base]
+        hint = _HINTS[f"any {base.__name__}"]
     elif base is str:
         problem = "is not of the required form"
         hint = "write one word, without white space"
     else:
         hint = "write a number in the range"
-    hint = _HINTS_OF_KEYS.get(path[-1], hint)
+    hint = _HINTS.get(str(path[-1]), hint)
     merged.report(path, problem[:1].lower() + problem[1:], hint)
     return INVALID
 
@@ -147,7 +126,7 @@ def _read_section(
             merged.report(
                 inner,
                 "is empty" if is_there else "is missing",
-                _HINTS_OF_KEYS.get(field.name, hint),
+                _HINTS.get(field.name, hint),
             )
         elif field.name in values:
             read = read_value(field.type, values[field.name], inner, merged)
