@@ -204,10 +204,6 @@ class ListenerSection(Section, frozen=True):
         return frozenset(names.intersection(OUR_RESOURCES))
 
 
-#: The greatest ``replication_torture_level``, in ms.
-_MAX_TORTURE_MS = 60_000
-
-
 class SharedFile(Section, frozen=True):
     """All keys that this package reads, merged from all files.
 
@@ -237,7 +233,7 @@ class SharedFile(Section, frozen=True):
     :ivar federation_sender_instances: instances whose FEDERATION_ACK frees rows of
         ``federation``; by default, all that send it.
     :ivar replication_torture_level: for tests: the longest random delay of each stream,
-        in ms. If it is not 0, streams are also sent in random order.
+        in ms, at most a minute. If it is not 0, streams are also sent in random order.
     :ivar synapse_replication: settings of this package for which Synapse has no key.
     """
 
@@ -258,7 +254,5 @@ class SharedFile(Section, frozen=True):
     tls_private_key_path: str | None = None
     run_background_tasks_on: str | None = None
     federation_sender_instances: list[str] = field(default_factory=list)
-    replication_torture_level: Annotated[int, Meta(ge=0, le=_MAX_TORTURE_MS)] | None = (
-        None
-    )
+    replication_torture_level: Annotated[int, Meta(ge=0, le=60_000)] | None = None
     synapse_replication: OwnSection = field(default_factory=OwnSection)

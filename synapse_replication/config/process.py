@@ -10,8 +10,8 @@ from __future__ import annotations
 import enum
 import importlib.util
 import re
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Sequence
+from pathlib import Path
 
 import attrs
 from twisted.internet.endpoints import quoteStringArgument
@@ -46,14 +46,13 @@ from synapse_replication.config.yaml_files import (
     MergedFiles,
     read_secret,
 )
+from synapse_replication.data_files import read_table
 from synapse_replication.errors import ConfigError, ConfigProblem
 from synapse_replication.handlers.receiving.context import ReceiverOptions
 from synapse_replication.http.client import InstanceLocation
 from synapse_replication.redis.options import RedisOptions
 from synapse_replication.streams.backlog import BacklogOptions
-from synapse_replication.streams.standard.registry import (
-    MAIN_INSTANCE,
-)
+from synapse_replication.streams.standard.registry import MAIN_INSTANCE
 from synapse_replication.wire.pending_lines import PendingLimit
 
 
@@ -69,25 +68,10 @@ class Purpose(enum.Enum):
 EXPORTER = "opentelemetry.exporter.otlp.proto.http"
 
 #: The keys of the options that have other names in the files.
-_KEYS: Mapping[str, str] = MappingProxyType(
-    {
-        "instances": "instance_map",
-        "instance_name": "worker_name",
-        "secret": "worker_replication_secret",
-        "stores_user_ips": "run_background_tasks_on",
-        "federation_senders": "federation_sender_instances",
-        "torture_level": "replication_torture_level",
-        "writers": "stream_writers",
-        "allowed_hosts": f"{OWN_SECTION}.http.allowed_hosts",
-        "backlog": f"{OWN_SECTION}.extension.enabled",
-        "max_http_connections": f"{OWN_SECTION}.http.max_connections",
-        "max_tcp_connections": f"{OWN_SECTION}.direct_tcp.max_connections",
-        "sink": f"{OWN_SECTION}.row_sink",
-        "tcp_connect": f"{OWN_SECTION}.direct_tcp.connect",
-        "tcp_limit": f"{OWN_SECTION}.direct_tcp.max_pending_*",
-        "tcp_listen": f"{OWN_SECTION}.direct_tcp.listen",
-    }
-)
+_KEYS = {
+    row["Option"]: row["Key"]
+    for row in read_table(Path(__file__).with_name("keys.csv"))
+}
 
 
 @attrs.frozen(kw_only=True)
