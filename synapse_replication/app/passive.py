@@ -27,10 +27,10 @@ from synapse_replication.config.process import ProcessConfig
 from synapse_replication.errors import LocalProtocolError, ReplicationError
 from synapse_replication.handlers.interfaces import ReplicationConnection
 from synapse_replication.handlers.observer import ReplicationObserver
-from synapse_replication.redis.endpoint import RedisEndpoint
 from synapse_replication.redis.options import RedisOptions
 from synapse_replication.redis.resp import ReplyReader
 from synapse_replication.redis.sender import RedisSender
+from synapse_replication.redis.sentinel import RedisMaster
 from synapse_replication.redis.subscriber import SubscriberFactory
 from synapse_replication.tcp.factory import DirectTcpReplicationClientFactory
 from synapse_replication.tcp.protocol import ClientReplicationStreamProtocol
@@ -88,7 +88,7 @@ class PassiveRedisLink:
         tap: Tap,
         observer: ReplicationObserver,
     ) -> None:
-        self._endpoint = RedisEndpoint(reactor, options, observer)
+        self._master = RedisMaster(reactor, options, observer)
         self._connector: Any = None
         self._factory = SubscriberFactory(
             uuid=options.address,
@@ -115,13 +115,13 @@ class PassiveRedisLink:
         :raises ValueError: if a file of the TLS options does not contain the expected
             PEM data.
         """
-        self._connector = self._endpoint.connect(self._factory)
+        self._connector = self._master.connect(self._factory)
 
     async def stop(self) -> None:
         """Close the connection; return when it is closed."""
         self._factory.stopTrying()
         closed = self._factory.waitForEmptyPool()
-        self._endpoint.stop()
+        self._master.stop()
         if self._connector is not None:
             self._connector.disconnect()
         await closed

@@ -13,12 +13,12 @@ from synapse_replication.handlers.events import ConnectionBuffers
 from synapse_replication.handlers.extension.extension import ReplicationExtension
 from synapse_replication.handlers.interfaces import ConnectionHandler
 from synapse_replication.handlers.observer import ReplicationObserver
-from synapse_replication.redis.endpoint import RedisEndpoint
 from synapse_replication.redis.external_cache import ExternalCache
 from synapse_replication.redis.factory import HANDSHAKE_TIMEOUT
 from synapse_replication.redis.options import RedisOptions
 from synapse_replication.redis.sender import NAME, RedisSender
 from synapse_replication.redis.sender_protocol import SenderFactory
+from synapse_replication.redis.sentinel import RedisMaster
 from synapse_replication.redis.subscriber import SubscriberFactory
 from synapse_replication.transport.buffers import read_buffers
 
@@ -99,7 +99,7 @@ class RedisReplicationLink:
             extension=extension,
         )
         self.cache = ExternalCache(self._outbound, reactor, observer)
-        self._endpoint = RedisEndpoint(reactor, options, observer)
+        self._master = RedisMaster(reactor, options, observer)
 
     def start(self) -> None:
         """Open both connections. They reconnect until :meth:`stop`.
@@ -109,7 +109,7 @@ class RedisReplicationLink:
             PEM data.
         """
         for factory in (self._outbound, self._inbound):
-            self._endpoint.connect(factory)
+            self._master.connect(factory)
 
     def buffers(self) -> list[ConnectionBuffers]:
         """Return the fill levels of each open connection's buffers."""
@@ -139,6 +139,6 @@ class RedisReplicationLink:
         closing = [
             factory.close(STOP_TIMEOUT) for factory in (self._inbound, self._outbound)
         ]
-        self._endpoint.stop()
+        self._master.stop()
         for closed in closing:
             await closed

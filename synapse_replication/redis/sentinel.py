@@ -1,8 +1,8 @@
-"""Redis behind Sentinel: finds the master and follows it when it changes.
+"""Redis at an address or behind Sentinel, whose master is found and followed.
 
-Theory of operation: :class:`SentinelMaster` queries the Sentinels in turn, with a new
-connection for each query, until one of them returns the master's address. The Sentinel
-that answered is queried first the next time. The queries are made
+Theory of operation: behind Sentinel, :class:`RedisMaster` queries the Sentinels in
+turn, with a new connection for each query, until one of them returns the master's
+address. The Sentinel that answered is queried first the next time. The queries are made
 
 - each time a connection to Redis is opened, so that a reconnection goes to the current
   master. :class:`MasterConnector` replaces the reactor's connector, so the factories'
@@ -54,28 +54,22 @@ class SentinelError(ReplicationError):
     """A query of one Sentinel, or of all, did not return the address of the master."""
 
 
-class SentinelMaster:
-    """Finder of the current master, for all connections of a process.
+class RedisMaster:
+    """Opens the connections of a process to Redis, or to the master behind Sentinel.
 
     :param reactor: opens the connections, and is the clock.
-    :param options: the options of Redis; host, port and path are ignored.
-    :param sentinel: the options of the Sentinels.
+    :param options: the address of Redis, or the Sentinels to query for it.
     :param observer: notified if no Sentinel returns the master's address.
     """
 
     def __init__(
-        self,
-        reactor: Any,
-        options: RedisOptions,
-        sentinel: SentinelOptions,
-        observer: ReplicationObserver,
+        self, reactor: Any, options: RedisOptions, observer: ReplicationObserver
     ) -> None:
         self._reactor = reactor
-        self._options = attrs.evolve(options, sentinel=None, path=None)
-        self._sentinel = sentinel
+        self._options = options
         self._observer = observer
         # The address of the Sentinel that gave the latest answer, if any, is first.
-        self._addresses = list(sentinel.addresses)
+        self._addresses = list(options.sentinel.addresses) if options.sentinel else []
         self._connectors: list[MasterConnector] = []
         self._waiters: list[Deferred[HostPort]] = []
         self._search: Deferred[HostPort] | None = None
@@ -83,17 +77,20 @@ class SentinelMaster:
         self._checks.clock = reactor
 
     def connect(self, factory: SynapseRedisFactory) -> IConnector:
-        """Open a connection to the master; reconnect it when the master changes.
+        """Open a connection; behind Sentinel, reconnect it when the master changes.
 
         :raises OSError: if a file of the TLS options cannot be read.
         :raises ValueError: if a file of the TLS options does not contain the expected
             PEM data.
         """
+        if self._options.sentinel is None:
+            return self._options.connect(self._reactor, factory)
         if self._options.tls is not None:
             # Raise the errors of an invalid file now, not only after a Sentinel's
             # answer.
             self._options.tls.context_factory(self._addresses[0][0])
-        connector = MasterConnector(self, self._reactor, self._options, factory)
+        options = attrs.evolve(self._options, path=None)
+        connector = MasterConnector(self, self._reactor, options, factory)
         self._connectors.append(connector)
         if not self._checks.running:
             self._checks.start(CHECK_INTERVAL, now=False)
@@ -101,7 +98,7 @@ class SentinelMaster:
         return connector
 
     def stop(self) -> None:
-        """Stop the checks and cancel pending queries."""
+        """Stop the checks and cancel pending queries; connections are not affected."""
         if self._checks.running:
             self._checks.stop()
         for waiter in list(self._waiters):
@@ -153,15 +150,17 @@ class SentinelMaster:
             # Move the address to the end: the next query begins with another Sentinel.
             self._addresses.remove(address)
             self._addresses.append(address)
+        assert self._options.sentinel is not None
         raise SentinelError(
             "no Sentinel returned the address of the master "
-            f"{self._sentinel.master!r}: " + "; ".join(reasons)
+            f"{self._options.sentinel.master!r}: " + "; ".join(reasons)
         )
 
     def _query(self, address: HostPort) -> Deferred[HostPort]:
-        query = _MasterQuery(self._sentinel)
+        assert self._options.sentinel is not None
+        query = _MasterQuery(self._options.sentinel)
         host, port = address
-        options = attrs.evolve(self._options, host=host, port=port)
+        options = attrs.evolve(self._options, host=host, port=port, path=None)
         query.connector = options.connect(self._reactor, query, ANSWER_TIMEOUT)
         query.answer.addTimeout(ANSWER_TIMEOUT, self._reactor)
         return query.answer
@@ -193,7 +192,7 @@ class MasterConnector(ClientFactory):
 
     noisy = False
 
-    _master: SentinelMaster
+    _master: RedisMaster
     _reactor: Any
     _options: RedisOptions
     factory: SynapseRedisFactory
