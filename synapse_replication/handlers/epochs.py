@@ -68,7 +68,7 @@ class _Peer(Struct):
     said_goodbye: bool = False
     stale: deque[str] = field(default_factory=lambda: deque(maxlen=MAX_STALE))
     changes_left: float = MAX_CHANGES
-    every: int | None = None
+    heartbeat_interval: int | None = None
     can_watch: bool = False
     #: When a stale epoch spoke for the first time since the last message.
     contradicted_at: float | None = None
@@ -76,9 +76,9 @@ class _Peer(Struct):
     @property
     def silent_after(self) -> float:
         """The time without a message after which an instance is silent, in s."""
-        return (self.every or USUAL_EVERY) + LATE_BY
+        return (self.heartbeat_interval or USUAL_EVERY) + LATE_BY
 
-    def is_silent(self, now: float) -> bool:
+    def may_be_replaced(self, now: float) -> bool:
         """Return whether a stale epoch in a message should replace the current one.
 
         However long the interval that a message with the current epoch stated, its
@@ -86,12 +86,12 @@ class _Peer(Struct):
         """
         is_confirmed = self.last_seen - self.since >= SETTLED_AFTER
         limit = self.silent_after if is_confirmed else UNCONFIRMED_AFTER
-        if now - self.last_seen > limit:
+        if self.said_goodbye or now - self.last_seen > limit:
             return True
         at = now if self.contradicted_at is None else self.contradicted_at
         return now - at > USUAL_EVERY + LATE_BY
 
-    def may_change(self, now: float) -> bool:
+    def take_change(self, now: float) -> bool:
         """Return whether another restart is plausible; if so, count it."""
         earned = (now - self.since) / CHANGE_EVERY
         left = min(MAX_CHANGES, self.changes_left + earned)
@@ -128,7 +128,7 @@ class PeerEpochs:
     def expect_usual_interval(self, now: float) -> bool:
         """Return whether a peer regards one as gone that is silent for 15 s."""
         return any(
-            peer.every is None
+            peer.heartbeat_interval is None
             and not peer.said_goodbye
             and now - peer.last_seen < EXPECTS_FOR
             for peer in self._peers.values()
@@ -163,7 +163,7 @@ class PeerEpochs:
         if peer is None or peer.epoch != epoch or peer.said_goodbye:
             return False
         peer.last_seen = max(peer.last_seen, last_heard)
-        peer.every = USUAL_EVERY
+        peer.heartbeat_interval = USUAL_EVERY
         return True
 
     def has_backlog(self, instance_name: str) -> bool:
@@ -171,14 +171,14 @@ class PeerEpochs:
         peer = self._peers.get(instance_name)
         return peer is not None and peer.has_backlog
 
-    def observe(
+    def record_message(
         self,
         instance_name: str,
         epoch: str,
         now: float,
         *,
         has_backlog: bool = True,
-        every: int | None = None,
+        heartbeat_interval: int | None = None,
         can_watch: bool = False,
     ) -> EpochStatus:
         """Record a message of a peer, and return the meaning of its epoch.
@@ -187,7 +187,7 @@ class PeerEpochs:
 
         :param now: the time of the host's clock, in s.
         :param has_backlog: whether the peer retains a backlog.
-        :param every: the stated interval of the peer's heartbeats, in s.
+        :param heartbeat_interval: the stated interval of the peer's heartbeats, in s.
         :param can_watch: whether the peer can watch others.
         """
         peer = self._peers.pop(instance_name, None)
@@ -195,13 +195,13 @@ class PeerEpochs:
             peer, status = _Peer(epoch, now, now), EpochStatus.FIRST
         elif epoch == peer.epoch:
             status = EpochStatus.SAME
-        elif epoch in peer.stale and not peer.said_goodbye and not peer.is_silent(now):
+        elif epoch in peer.stale and not peer.may_be_replaced(now):
             is_late = now - peer.since < SETTLED_AFTER
             if not is_late and peer.contradicted_at is None:
                 peer.contradicted_at = now
             self._peers[instance_name] = peer
             return EpochStatus.LATE if is_late else EpochStatus.DUPLICATE
-        elif epoch not in peer.stale and not peer.may_change(now):
+        elif epoch not in peer.stale and not peer.take_change(now):
             self._peers[instance_name] = peer
             return EpochStatus.DUPLICATE
         else:
@@ -212,7 +212,7 @@ class PeerEpochs:
             status = EpochStatus.NEW
         peer.last_seen = now
         peer.has_backlog = has_backlog
-        peer.every = every
+        peer.heartbeat_interval = heartbeat_interval
         peer.can_watch = can_watch
         peer.said_goodbye = False
         peer.contradicted_at = None

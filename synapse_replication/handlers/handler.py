@@ -262,7 +262,7 @@ class ReplicationCommandHandler:
         asked: commands.ReplicateCommand | None = None
         for item in items:
             if isinstance(item, commands.ReplicateCommand):
-                asked = asked if self._answers.is_excused(connection) else item
+                asked = asked if self._answers.take_excuse(connection) else item
             else:
                 self._item_handlers.get(type(item), self._handle_command)(link, item)
         if asked is not None:

@@ -159,7 +159,8 @@ class HostCommandDispatcher:
         """
         if len(self._sender.links) < 2 or (reached is None and not connection.relays):
             return
-        if not self._relayed.is_copy(command, connection, self._host.clock.seconds()):
+        now = self._host.clock.seconds()
+        if not self._relayed.check_and_record(command, connection, now):
             self._sender.relay(command, connection, reached or frozenset())
 
     def _is_lock_of_another(self, command: commands.LockReleasedCommand) -> bool:
@@ -172,7 +173,7 @@ class HostCommandDispatcher:
             # No copy can arrive on another link.
             return False
         now = self._host.clock.seconds()
-        is_copy = self._delivered.is_copy(command, connection, now)
+        is_copy = self._delivered.check_and_record(command, connection, now)
         if is_copy:
             self._discard(command, DiscardReason.REPEATED)
         return is_copy

@@ -49,7 +49,7 @@ class CopyFilter:
             commands.Command, tuple[ReplicationConnection, float]
         ] = RecentDict(MAX_REMEMBERED)
 
-    def is_copy(
+    def check_and_record(
         self, command: commands.Command, connection: ReplicationConnection, now: float
     ) -> bool:
         """Return whether a command is a copy; if not, store the link as its origin.

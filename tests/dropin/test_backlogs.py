@@ -279,7 +279,7 @@ class RequestTests(HostTestCase):
         )
         self.epochs = PeerEpochs()
         for name in ("master", "v", "t", "nowhere"):
-            self.epochs.observe(name, f"epoch of {name}", 0)
+            self.epochs.record_message(name, f"epoch of {name}", 0)
 
     def request_rows(self, writer: str) -> Deferred[Any]:
         """Request rows of events from a writer."""

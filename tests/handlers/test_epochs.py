@@ -28,25 +28,27 @@ class PeerEpochsTests(SynchronousTestCase):
         The newest epoch is current; a delayed message of a stale epoch counts as late.
         """
         self.assertIsNone(self.epochs.epoch_of("w"))
-        self.assertEqual(self.epochs.observe("w", "a", 0), EpochStatus.FIRST)
-        self.assertEqual(self.epochs.observe("w", "a", 5), EpochStatus.SAME)
-        self.assertEqual(self.epochs.observe("w", "b", 10), EpochStatus.NEW)
-        self.assertEqual(self.epochs.observe("w", "a", 10.5), EpochStatus.LATE)
+        self.assertEqual(self.epochs.record_message("w", "a", 0), EpochStatus.FIRST)
+        self.assertEqual(self.epochs.record_message("w", "a", 5), EpochStatus.SAME)
+        self.assertEqual(self.epochs.record_message("w", "b", 10), EpochStatus.NEW)
+        self.assertEqual(self.epochs.record_message("w", "a", 10.5), EpochStatus.LATE)
         self.assertEqual(self.epochs.epoch_of("w"), "b")
 
     def test_reporting(self) -> None:
         """A peer reports until it is silent for some time, or says goodbye."""
         self.assertFalse(self.epochs.is_reporting("w", 0))
-        self.epochs.observe("w", "a", 0)
+        self.epochs.record_message("w", "a", 0)
         self.assertTrue(self.epochs.is_reporting("w", (USUAL_EVERY + LATE_BY)))
         self.assertFalse(self.epochs.is_reporting("w", (USUAL_EVERY + LATE_BY) + 0.1))
 
     def test_duplicate(self) -> None:
         """A stale epoch that still sends messages belongs to a second process."""
-        self.epochs.observe("w", "a", 0)
-        self.epochs.observe("w", "b", 1)
+        self.epochs.record_message("w", "a", 0)
+        self.epochs.record_message("w", "b", 1)
         now = 1 + SETTLED_AFTER
-        self.assertEqual(self.epochs.observe("w", "a", now), EpochStatus.DUPLICATE)
+        self.assertEqual(
+            self.epochs.record_message("w", "a", now), EpochStatus.DUPLICATE
+        )
         self.assertEqual(self.epochs.epoch_of("w"), "b")
 
     def test_stale_epoch_becomes_current(self) -> None:
@@ -54,38 +56,42 @@ class PeerEpochsTests(SynchronousTestCase):
         If the current epoch says goodbye or is silent for long, a stale one becomes
         current.
         """
-        self.epochs.observe("w", "a", 0)
-        self.epochs.observe("w", "b", 1)
+        self.epochs.record_message("w", "a", 0)
+        self.epochs.record_message("w", "b", 1)
         self.epochs.leave("w", "a")
         self.assertEqual(self.epochs.epoch_of("w"), "b")
         self.epochs.leave("w", "b")
         self.assertIsNone(self.epochs.epoch_of("w"))
-        self.assertEqual(self.epochs.observe("w", "a", 5), EpochStatus.NEW)
+        self.assertEqual(self.epochs.record_message("w", "a", 5), EpochStatus.NEW)
         self.assertEqual(
-            self.epochs.observe("w", "b", 6 + (USUAL_EVERY + LATE_BY)), EpochStatus.NEW
+            self.epochs.record_message("w", "b", 6 + (USUAL_EVERY + LATE_BY)),
+            EpochStatus.NEW,
         )
 
     def test_made_up_epochs(self) -> None:
         """Only a limited rate of new epochs is accepted."""
-        self.epochs.observe("w", "real", 0)
-        statuses = [self.epochs.observe("w", f"{number}", 1) for number in range(300)]
+        self.epochs.record_message("w", "real", 0)
+        statuses = [
+            self.epochs.record_message("w", f"{number}", 1) for number in range(300)
+        ]
         self.assertEqual(statuses.count(EpochStatus.NEW), MAX_CHANGES)
         self.assertEqual(statuses.count(EpochStatus.DUPLICATE), 300 - MAX_CHANGES)
         self.assertEqual(
-            self.epochs.observe("w", "x", 1 + CHANGE_EVERY), EpochStatus.NEW
+            self.epochs.record_message("w", "x", 1 + CHANGE_EVERY), EpochStatus.NEW
         )
         self.assertEqual(
-            self.epochs.observe("w", "y", 1 + CHANGE_EVERY), EpochStatus.DUPLICATE
+            self.epochs.record_message("w", "y", 1 + CHANGE_EVERY),
+            EpochStatus.DUPLICATE,
         )
 
     def test_real_epoch_returns(self) -> None:
         """The real epoch becomes current again a few seconds after forged ones."""
-        self.epochs.observe("w", "real", 0)
+        self.epochs.record_message("w", "real", 0)
         for number in range(300):
-            self.epochs.observe("w", f"{number}", 1)
+            self.epochs.record_message("w", f"{number}", 1)
         self.assertNotEqual(self.epochs.epoch_of("w"), "real")
         statuses = [
-            self.epochs.observe("w", "real", now)
+            self.epochs.record_message("w", "real", now)
             for now in (3, 1 + UNCONFIRMED_AFTER + 0.1, 10)
         ]
         self.assertEqual(
@@ -98,14 +104,16 @@ class PeerEpochsTests(SynchronousTestCase):
         the process that stated it lives and contradicts.
         """
         for name in ("w", "v"):
-            self.epochs.observe(name, "real", 0, every=5)
+            self.epochs.record_message(name, "real", 0, heartbeat_interval=5)
             for now in (1, 3):
-                self.epochs.observe(name, "other", now, every=3600)
+                self.epochs.record_message(name, "other", now, heartbeat_interval=3600)
         statuses = []
         for now in range(5, 16, 5):
-            statuses.append(self.epochs.observe("w", "real", now, every=5))
-            self.epochs.observe("v", "real", now, every=5)
-            self.epochs.observe("v", "other", now + 2, every=3600)
+            statuses.append(
+                self.epochs.record_message("w", "real", now, heartbeat_interval=5)
+            )
+            self.epochs.record_message("v", "real", now, heartbeat_interval=5)
+            self.epochs.record_message("v", "other", now + 2, heartbeat_interval=3600)
         late, is_back = EpochStatus.DUPLICATE, EpochStatus.NEW
         self.assertEqual(statuses, [late, late, is_back])
         self.assertEqual(self.epochs.epoch_of("v"), "other")
@@ -113,8 +121,8 @@ class PeerEpochsTests(SynchronousTestCase):
     def test_bounded(self) -> None:
         """The numbers of instances and of stale epochs are limited."""
         for number in range(MAX_INSTANCES * 2):
-            self.epochs.observe(f"w{number}", "a", number)
-            self.epochs.observe("kept", f"{number}", number * CHANGE_EVERY)
+            self.epochs.record_message(f"w{number}", "a", number)
+            self.epochs.record_message("kept", f"{number}", number * CHANGE_EVERY)
         self.assertEqual(len(self.epochs._peers), MAX_INSTANCES)
         self.assertLess(len(self.epochs._peers["kept"].stale), 10)
         self.assertIsNone(self.epochs.epoch_of("w0"))

@@ -38,37 +38,41 @@ class CopyFilterTests(SynchronousTestCase):
         """
         The same command on another link is a copy; on the same link it is a new event.
         """
-        self.assertFalse(self.filter.is_copy(COMMAND, self.one, 0))
-        self.assertTrue(self.filter.is_copy(COMMAND, self.two, 0.1))
-        self.assertFalse(self.filter.is_copy(COMMAND, self.one, 0.2))
-        self.assertTrue(self.filter.is_copy(COMMAND, self.two, 0.3))
+        self.assertFalse(self.filter.check_and_record(COMMAND, self.one, 0))
+        self.assertTrue(self.filter.check_and_record(COMMAND, self.two, 0.1))
+        self.assertFalse(self.filter.check_and_record(COMMAND, self.one, 0.2))
+        self.assertTrue(self.filter.check_and_record(COMMAND, self.two, 0.3))
 
     def test_another_command_is_no_copy(self) -> None:
         """A command with other content is not a copy."""
-        self.filter.is_copy(COMMAND, self.one, 0)
+        self.filter.check_and_record(COMMAND, self.one, 0)
         other = RemoteServerUpCommand("b.example")
-        self.assertFalse(self.filter.is_copy(other, self.two, 0))
+        self.assertFalse(self.filter.check_and_record(other, self.two, 0))
 
     def test_copy_expires(self) -> None:
         """After the window, the same command is a new event on any link."""
-        self.filter.is_copy(COMMAND, self.one, 0)
-        self.assertFalse(self.filter.is_copy(COMMAND, self.two, WINDOW))
+        self.filter.check_and_record(COMMAND, self.one, 0)
+        self.assertFalse(self.filter.check_and_record(COMMAND, self.two, WINDOW))
 
     def test_first_link_is_lost(self) -> None:
         """
         After the first link was lost, the same command on another link is a new event.
         """
-        self.filter.is_copy(COMMAND, self.one, 0)
+        self.filter.check_and_record(COMMAND, self.one, 0)
         self.filter.forget(self.one)
-        self.assertFalse(self.filter.is_copy(COMMAND, self.two, 0.1))
+        self.assertFalse(self.filter.check_and_record(COMMAND, self.two, 0.1))
 
     def test_bounded(self) -> None:
         """Beyond the limit, the oldest command is forgotten."""
-        self.filter.is_copy(COMMAND, self.one, 0)
+        self.filter.check_and_record(COMMAND, self.one, 0)
         for number in range(MAX_REMEMBERED):
-            self.filter.is_copy(RemoteServerUpCommand(f"s{number}"), self.one, 0)
-        self.assertFalse(self.filter.is_copy(COMMAND, self.two, 0))
-        self.assertTrue(self.filter.is_copy(RemoteServerUpCommand("s999"), self.two, 0))
+            self.filter.check_and_record(
+                RemoteServerUpCommand(f"s{number}"), self.one, 0
+            )
+        self.assertFalse(self.filter.check_and_record(COMMAND, self.two, 0))
+        self.assertTrue(
+            self.filter.check_and_record(RemoteServerUpCommand("s999"), self.two, 0)
+        )
 
 
 class _Wire(MemoryConnection):

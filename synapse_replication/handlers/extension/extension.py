@@ -404,12 +404,12 @@ class ReplicationExtension(SendingListener):
             self._rows_announced(connection, name, epoch, tokens)
             return
         now = self._clock.seconds()
-        status = self._epochs.observe(
+        status = self._epochs.record_message(
             name,
             epoch,
             now,
             has_backlog=message.has_backlog,
-            every=message.every,
+            heartbeat_interval=message.every,
             can_watch=message.answers is not None,
         )
         if status is EpochStatus.LATE:

@@ -49,7 +49,7 @@ class PositionAnswers:
             )
         self._excused[connection] = self._excused.get(connection, 0) + 1
 
-    def is_excused(self, connection: ReplicationConnection) -> bool:
+    def take_excuse(self, connection: ReplicationConnection) -> bool:
         """Return whether a request needs no answer, and count it."""
         left = self._excused.get(connection, 0)
         if left:

@@ -54,21 +54,21 @@ class PartialResyncTests(SynchronousTestCase):
         """
         No backlog is requested from a writer that has the extension but no backlog.
         """
-        self.epochs.observe("w", "abc", 0, has_backlog=False)
+        self.epochs.record_message("w", "abc", 0, has_backlog=False)
         self.assertIsNone(self.fetch())
         self.assertEqual(self.backlog_requests, [])
-        self.epochs.observe("w", "abc", 1)
+        self.epochs.record_message("w", "abc", 1)
         self.assertEqual(self.fetch(), _PAGE)
 
     def test_rows(self) -> None:
         """A request to a writer contains its epoch, and the returned rows are used."""
-        self.epochs.observe("w", "abc", 0)
+        self.epochs.record_message("w", "abc", 0)
         self.assertEqual(self.fetch(), _PAGE)
         self.assertEqual(self.backlog_requests, [("s", "w", "abc", 1, 2)])
 
     def test_no_progress(self) -> None:
         """An answer that does not advance the position is ignored."""
-        self.epochs.observe("w", "abc", 0)
+        self.epochs.record_message("w", "abc", 0)
         self.answer = StreamUpdateResult([], 1, True)
         self.assertIsNone(self.fetch())
 
@@ -77,7 +77,7 @@ class PartialResyncTests(SynchronousTestCase):
         After 409 or 410, the next request is sent to the writer again; after any other
         failure, no request is sent to it for a while.
         """
-        self.epochs.observe("w", "abc", 0)
+        self.epochs.record_message("w", "abc", 0)
         statuses: tuple[int | None, ...] = (409, 410)
         for status in statuses:
             self.refuse(status)
