@@ -402,6 +402,10 @@ class WriterPositions:
             return floor
         return lowest - 1 if floor is None else min(lowest - 1, floor)
 
+    def _announceable_upto(self, limit: int) -> int:
+        """Return the greatest id of ``_finished`` up to ``limit``, or 0."""
+        return self._finished.last_upto(limit) or 0
+
     def _slowest_other(self) -> int | None:
         heap, others = self._others_heap, self._others
         while heap:
@@ -420,9 +424,7 @@ class WriterPositions:
         if self._in_flight_heap or self._fetches:
             limit = self._own_limit()
         if self.is_writer:
-            own = self.max_finished
-            if limit is not None:
-                own = self._finished.last_upto(limit) or 0
+            own = self.max_finished if limit is None else self._announceable_upto(limit)
             if own > announced:
                 announced = own
             if slowest is None or announced < slowest:
