@@ -164,6 +164,7 @@ _RENAMED: Final = {
     "silence": "silent",
     "follows": "streams",
     "prev_tokens": "prev",
+    "heartbeat_interval": "every",
 }
 
 
@@ -189,9 +190,9 @@ class ExtensionMessage(
         encoded message contains the field only if it is false.
     :ivar follows: in a ``hello`` over direct TCP, the streams whose rows the instance
         needs; ``None`` if not stated, which means all.
-    :ivar every: the interval of the instance's heartbeats while its positions do not
-        advance, in s; ``None`` if not stated, which means 5 s, and that the instance
-        expects the same of its peers.
+    :ivar heartbeat_interval: the interval of the instance's heartbeats while its
+        positions do not advance, in s; ``None`` if not stated, which means 5 s, and
+        that the instance expects the same of its peers.
     :ivar has_channel: in a ``hello``, whether answers may be sent to the instance's own
         channel.
     :ivar answers: whether the instance answers each hello; ``None`` if not stated: it
@@ -213,7 +214,7 @@ class ExtensionMessage(
     positions: Annotated[dict[_Name, StreamPosition], Meta(max_length=MAX_STREAMS)]
     prev_tokens: Annotated[dict[_Name, _Int64], Meta(max_length=MAX_STREAMS)] = {}
     has_backlog: bool = True
-    every: Annotated[int, Meta(gt=0, le=MAX_EVERY)] | None = None
+    heartbeat_interval: Annotated[int, Meta(gt=0, le=MAX_EVERY)] | None = None
     has_channel: bool = False
     answers: bool | None = None
     replicates: bool = False

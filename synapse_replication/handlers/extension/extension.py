@@ -285,7 +285,7 @@ class ReplicationExtension(SendingListener):
             self._blank,
             type=MessageType.WATCH,
             time_ms=self._clock.time_msec(),
-            every=self._stated,
+            heartbeat_interval=self._stated,
         )
         payload = encode_message(message)
         for connection in tuple(self._connections):
@@ -409,7 +409,7 @@ class ReplicationExtension(SendingListener):
             epoch,
             now,
             has_backlog=message.has_backlog,
-            heartbeat_interval=message.every,
+            heartbeat_interval=message.heartbeat_interval,
             can_watch=message.answers is not None,
         )
         if status is EpochStatus.LATE:
@@ -431,7 +431,7 @@ class ReplicationExtension(SendingListener):
                 return
             if message.follows is not None:
                 self._handler.sender.send_only(connection, message.follows)
-        if message.every is None and status is not EpochStatus.SAME:
+        if message.heartbeat_interval is None and status is not EpochStatus.SAME:
             # This peer expects frequent heartbeats.
             self._tick_sooner()
         is_new = status is EpochStatus.NEW
@@ -669,7 +669,7 @@ class ReplicationExtension(SendingListener):
             time_ms=self._clock.time_msec(),
             line=line,
             reached=reached.union([self.instance_name], receivers.values()),
-            every=self._idle_interval(),
+            heartbeat_interval=self._idle_interval(),
         )
         payload = encode_message(message)
         if len(payload) > MAX_COMMAND_LENGTH:
@@ -708,7 +708,7 @@ class ReplicationExtension(SendingListener):
                 for name, prev_token in self._prev_tokens.items()
                 if prev_token < positions[name].token
             },
-            every=self._idle_interval(),
+            heartbeat_interval=self._idle_interval(),
         )
 
     def _send_heartbeat(self) -> None:
@@ -753,6 +753,6 @@ def _to_heartbeat(message: ExtensionMessage, known: Collection[str]) -> PeerHear
             for name, position in message.positions.items()
             if name in known
         },
-        message.every or USUAL_EVERY,
+        message.heartbeat_interval or USUAL_EVERY,
         bool(message.answers),
     )

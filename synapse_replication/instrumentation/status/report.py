@@ -128,7 +128,7 @@ class StatusReport:
             for peer in self._peer_facts.values()
             if not peer.is_leaving
             and not self._is_replaced(peer)
-            and peer.every < SILENT_AFTER
+            and peer.heartbeat_interval < SILENT_AFTER
             and not peer.is_silent(hearing.since, last)
         ]
         return last if len(speaking) >= SEVERAL else None

@@ -40,7 +40,7 @@ class PeerFacts(Struct, frozen=True):
     :ivar heartbeat_at: when its last heartbeat or goodbye arrived.
     :ivar is_leaving: whether that was a goodbye.
     :ivar heard_at: when its last row or POSITION arrived, in any stream.
-    :ivar every: the interval of its heartbeats, in s.
+    :ivar heartbeat_interval: the interval of its heartbeats, in s.
     :ivar asked_at: when this process last asked it to answer; ``None`` if it was not
         asked, or does not answer.
     """
@@ -48,7 +48,7 @@ class PeerFacts(Struct, frozen=True):
     heartbeat_at: float
     is_leaving: bool = False
     heard_at: float = _NEVER
-    every: int = 5
+    heartbeat_interval: int = 5
     asked_at: float | None = None
 
     def is_silent(self, since: float, now: float) -> bool:
@@ -58,7 +58,7 @@ class PeerFacts(Struct, frozen=True):
         """
         if self.asked_at is not None and self.heartbeat_at < self.asked_at:
             return now - max(self.asked_at, since) > SILENT_AFTER
-        limit = max(SILENT_AFTER, MISSED * self.every)
+        limit = max(SILENT_AFTER, MISSED * self.heartbeat_interval)
         return now - max(self.heartbeat_at, since) > limit
 
 
@@ -143,7 +143,7 @@ def is_replaced(peer: PeerFacts, hearing_since: float) -> bool:
         return peer.heard_at > peer.heartbeat_at
     if peer.heartbeat_at < hearing_since:
         return peer.heard_at > hearing_since
-    return peer.heard_at > peer.heartbeat_at + peer.every + LATE_BY
+    return peer.heard_at > peer.heartbeat_at + peer.heartbeat_interval + LATE_BY
 
 
 _Found: TypeAlias = tuple[float, str] | None
