@@ -33,15 +33,15 @@ MAX_CHANGES = 5
 #: The interval at which further changes are allowed after a burst, in s. It is shorter
 #: than the time in which a homeserver starts, so that one process that fails and
 #: restarts again and again is not mistaken for several processes.
-CHANGE_EVERY = 3.0
+EPOCH_CHANGE_INTERVAL = 3.0
 #: The longest delay of a message, in s. If the epoch changed longer ago than this, and
 #: a message with a stale epoch arrives, the process of that epoch is still running.
 SETTLED_AFTER = 1.0
 #: The interval of the heartbeats of an idle instance that states no other, in s.
-USUAL_EVERY = 5
+USUAL_INTERVAL = 5
 #: By how much a message may be later than the interval of heartbeats, in s. If it is
 #: even later, a stale epoch can replace the current one.
-LATE_BY = 1.0
+HEARTBEAT_TOLERANCE = 1.0
 #: How long an instance that states no interval is remembered to expect the usual one of
 #: its peers, in s.
 EXPECTS_FOR = 60.0
@@ -76,7 +76,7 @@ class _Peer(Struct):
     @property
     def silent_after(self) -> float:
         """The time without a message after which an instance is silent, in s."""
-        return (self.heartbeat_interval or USUAL_EVERY) + LATE_BY
+        return (self.heartbeat_interval or USUAL_INTERVAL) + HEARTBEAT_TOLERANCE
 
     def may_be_replaced(self, now: float) -> bool:
         """Return whether a stale epoch in a message should replace the current one.
@@ -89,11 +89,11 @@ class _Peer(Struct):
         if self.said_goodbye or now - self.last_seen > limit:
             return True
         at = now if self.contradicted_at is None else self.contradicted_at
-        return now - at > USUAL_EVERY + LATE_BY
+        return now - at > USUAL_INTERVAL + HEARTBEAT_TOLERANCE
 
     def take_change(self, now: float) -> bool:
         """Return whether another restart is plausible; if so, count it."""
-        earned = (now - self.since) / CHANGE_EVERY
+        earned = (now - self.since) / EPOCH_CHANGE_INTERVAL
         left = min(MAX_CHANGES, self.changes_left + earned)
         if left < 1:
             return False
@@ -163,7 +163,7 @@ class PeerEpochs:
         if peer is None or peer.epoch != epoch or peer.said_goodbye:
             return False
         peer.last_seen = max(peer.last_seen, last_heard)
-        peer.heartbeat_interval = USUAL_EVERY
+        peer.heartbeat_interval = USUAL_INTERVAL
         return True
 
     def has_backlog(self, instance_name: str) -> bool:

@@ -86,7 +86,7 @@ MAX_LENGTH: Final = 64 * 1024
 #: The longest instance name, epoch, stream name or location, in characters.
 MAX_NAME_LENGTH: Final = 255
 #: The longest interval of heartbeats that an instance may state, in s.
-MAX_EVERY: Final = 3600
+MAX_INTERVAL: Final = 3600
 #: The largest number of streams in one message.
 MAX_STREAMS: Final = 500
 
@@ -214,7 +214,7 @@ class ExtensionMessage(
     positions: Annotated[dict[_Name, StreamPosition], Meta(max_length=MAX_STREAMS)]
     prev_tokens: Annotated[dict[_Name, _Int64], Meta(max_length=MAX_STREAMS)] = {}
     has_backlog: bool = True
-    heartbeat_interval: Annotated[int, Meta(gt=0, le=MAX_EVERY)] | None = None
+    heartbeat_interval: Annotated[int, Meta(gt=0, le=MAX_INTERVAL)] | None = None
     has_channel: bool = False
     answers: bool | None = None
     replicates: bool = False

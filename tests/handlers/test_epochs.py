@@ -5,13 +5,13 @@ from __future__ import annotations
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.handlers.epochs import (
-    CHANGE_EVERY,
-    LATE_BY,
+    EPOCH_CHANGE_INTERVAL,
+    HEARTBEAT_TOLERANCE,
     MAX_CHANGES,
     MAX_INSTANCES,
     SETTLED_AFTER,
     UNCONFIRMED_AFTER,
-    USUAL_EVERY,
+    USUAL_INTERVAL,
     EpochStatus,
     PeerEpochs,
 )
@@ -38,8 +38,12 @@ class PeerEpochsTests(SynchronousTestCase):
         """A peer reports until it is silent for some time, or says goodbye."""
         self.assertFalse(self.epochs.is_reporting("w", 0))
         self.epochs.record_message("w", "a", 0)
-        self.assertTrue(self.epochs.is_reporting("w", (USUAL_EVERY + LATE_BY)))
-        self.assertFalse(self.epochs.is_reporting("w", (USUAL_EVERY + LATE_BY) + 0.1))
+        self.assertTrue(
+            self.epochs.is_reporting("w", (USUAL_INTERVAL + HEARTBEAT_TOLERANCE))
+        )
+        self.assertFalse(
+            self.epochs.is_reporting("w", (USUAL_INTERVAL + HEARTBEAT_TOLERANCE) + 0.1)
+        )
 
     def test_duplicate(self) -> None:
         """A stale epoch that still sends messages belongs to a second process."""
@@ -64,7 +68,9 @@ class PeerEpochsTests(SynchronousTestCase):
         self.assertIsNone(self.epochs.epoch_of("w"))
         self.assertEqual(self.epochs.record_message("w", "a", 5), EpochStatus.NEW)
         self.assertEqual(
-            self.epochs.record_message("w", "b", 6 + (USUAL_EVERY + LATE_BY)),
+            self.epochs.record_message(
+                "w", "b", 6 + (USUAL_INTERVAL + HEARTBEAT_TOLERANCE)
+            ),
             EpochStatus.NEW,
         )
 
@@ -77,10 +83,11 @@ class PeerEpochsTests(SynchronousTestCase):
         self.assertEqual(statuses.count(EpochStatus.NEW), MAX_CHANGES)
         self.assertEqual(statuses.count(EpochStatus.DUPLICATE), 300 - MAX_CHANGES)
         self.assertEqual(
-            self.epochs.record_message("w", "x", 1 + CHANGE_EVERY), EpochStatus.NEW
+            self.epochs.record_message("w", "x", 1 + EPOCH_CHANGE_INTERVAL),
+            EpochStatus.NEW,
         )
         self.assertEqual(
-            self.epochs.record_message("w", "y", 1 + CHANGE_EVERY),
+            self.epochs.record_message("w", "y", 1 + EPOCH_CHANGE_INTERVAL),
             EpochStatus.DUPLICATE,
         )
 
@@ -122,7 +129,9 @@ class PeerEpochsTests(SynchronousTestCase):
         """The numbers of instances and of stale epochs are limited."""
         for number in range(MAX_INSTANCES * 2):
             self.epochs.record_message(f"w{number}", "a", number)
-            self.epochs.record_message("kept", f"{number}", number * CHANGE_EVERY)
+            self.epochs.record_message(
+                "kept", f"{number}", number * EPOCH_CHANGE_INTERVAL
+            )
         self.assertEqual(len(self.epochs._peers), MAX_INSTANCES)
         self.assertLess(len(self.epochs._peers["kept"].stale), 10)
         self.assertIsNone(self.epochs.epoch_of("w0"))

@@ -51,7 +51,7 @@ from synapse_replication.errors import LocalProtocolError, RemoteProtocolError
 from synapse_replication.handlers.epochs import (
     EXPECTS_FOR,
     SETTLED_AFTER,
-    USUAL_EVERY,
+    USUAL_INTERVAL,
     EpochStatus,
     PeerEpochs,
 )
@@ -64,7 +64,7 @@ from synapse_replication.handlers.events import (
     PeerSilent,
     UnknownFields,
 )
-from synapse_replication.handlers.extension.watches import WATCH_EVERY, Watches
+from synapse_replication.handlers.extension.watches import WATCH_INTERVAL, Watches
 from synapse_replication.handlers.handler import ReplicationCommandHandler
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.handlers.relay import RELAYED
@@ -73,7 +73,7 @@ from synapse_replication.handlers.timer import Timer
 from synapse_replication.streams.backlog import Backlog
 from synapse_replication.wire import commands
 from synapse_replication.wire.extension import (
-    MAX_EVERY,
+    MAX_INTERVAL,
     ExtensionMessage,
     MessageType,
     Silence,
@@ -99,28 +99,28 @@ MAX_FOLLOWED: Final = 100
 MAX_COMMAND_LENGTH: Final = 15 * 1024
 
 #: The largest number of instances that are answered one by one.
-MOST_ALONE: Final = 3
+MAX_PRIVATE_ANSWERS: Final = 3
 
 #: Among more peers than this, heartbeats to all are rare, and a few peers watch.
 FEW_PEERS: Final = 10
 
 #: The shortest interval of checks of the watched instances, in s.
-CHECK_EVERY: Final = 1.0
+WATCH_CHECK_INTERVAL: Final = 1.0
 
 #: The largest number of instances that one check reports; the next one reports others.
-MOST_SILENT: Final = 10
+MAX_SILENT_REPORTS: Final = 10
 
 #: The interval of heartbeats while positions advance, in s; while no position advances
-#: it is :data:`~synapse_replication.handlers.epochs.USUAL_EVERY`.
-BUSY_EVERY: Final = 1.0
+#: it is :data:`~synapse_replication.handlers.epochs.USUAL_INTERVAL`.
+BUSY_INTERVAL: Final = 1.0
 
 #: The interval of the heartbeats of an instance that writes nothing, in s. With more
 #: peers, it is as many seconds as there are peers.
-RARE_EVERY: Final = 30
+RARE_INTERVAL: Final = 30
 
 #: The shortest interval between answers to hellos, in s. If this instance writes a
 #: stream held in memory, a new epoch is answered at once.
-ANSWER_EVERY: Final = 0.2
+ANSWER_INTERVAL: Final = 0.2
 
 #: The shortest delay until a heartbeat, in s.
 MIN_DELAY: Final = 0.01
@@ -185,24 +185,24 @@ class ReplicationExtension(SendingListener):
         self._prev_tokens: dict[str, int] = {}
         self._has_advanced = False
         self._last_heartbeat = self._last_answer = -math.inf
-        self._tick = Timer(host.clock)
+        self._heartbeat_timer = Timer(host.clock)
         #: Whether the next tick is that of an instance whose positions do not advance.
         self._is_tick_idle = False
-        self._answering = Timer(host.clock)
+        self._answer_timer = Timer(host.clock)
         #: The answer to another process with the name of this one, or to an accusation.
-        self._contradicting = Timer(host.clock)
+        self._contradiction_timer = Timer(host.clock)
         self._contradicted_at = -math.inf
         #: The instances that wait for an answer, each with its link, in the order in
         #: which they asked; ``None`` for one that has no channel of its own.
-        self._asking: dict[tuple[ExtensionConnection, str] | None, None] = {}
+        self._pending_answers: dict[tuple[ExtensionConnection, str] | None, None] = {}
         self._has_stopped = False
         self._watches = Watches(self.epoch)
         self._last_watch = -math.inf
         #: The interval that this instance stated last to all.
-        self._stated = USUAL_EVERY
-        self._checking = Timer(host.clock)
+        self._stated_interval = USUAL_INTERVAL
+        self._watch_timer = Timer(host.clock)
         #: A message with the fields that are the same in all messages.
-        self._blank = ExtensionMessage(
+        self._message_template = ExtensionMessage(
             type=MessageType.HEARTBEAT,
             instance_name=self.instance_name,
             epoch=self.epoch,
@@ -213,19 +213,23 @@ class ReplicationExtension(SendingListener):
             has_backlog=backlog is not None,
             answers=self._writes,
         )
-        self._encode_rows = make_rows_encoder(replace(self._blank, answers=None))
+        self._encode_rows = make_rows_encoder(
+            replace(self._message_template, answers=None)
+        )
         command_handler.sender.listen_to_sending(self)
 
     # -- starting and stopping --------------------------------------------------------
 
     def start(self) -> None:
         """Start sending heartbeats."""
-        self._tick_later(BUSY_EVERY)
+        self._tick_later(BUSY_INTERVAL)
 
     def stop(self) -> None:
         """Send goodbye as the last message. Call it after all rows have been sent."""
-        for timer in (self._tick, self._answering, self._contradicting, self._checking):
-            timer.stop()
+        self._heartbeat_timer.stop()
+        self._answer_timer.stop()
+        self._contradiction_timer.stop()
+        self._watch_timer.stop()
         self._send_message(MessageType.GOODBYE)
         # Send nothing afterwards, because peers treat any message as proof of life.
         self._has_stopped = True
@@ -233,13 +237,13 @@ class ReplicationExtension(SendingListener):
     def _on_tick(self) -> None:
         now, every = self._clock.seconds(), self._idle_interval()
         # Peers expect the interval that was stated to them.
-        left = min(every, self._stated) - (now - self._last_heartbeat)
+        left = min(every, self._stated_interval) - (now - self._last_heartbeat)
         # Because of rounding, a timer may be due slightly too early.
         is_due = left < MIN_DELAY
         self._ask_watchers(now)
         # Reschedule first, so that an exception cannot stop the timer.
         if self._has_advanced:
-            self._tick_later(BUSY_EVERY)
+            self._tick_later(BUSY_INTERVAL)
         elif not is_due:
             self._tick_later(left)
         else:
@@ -256,12 +260,12 @@ class ReplicationExtension(SendingListener):
         is_direct = any(each.is_direct for each in self._connections)
         is_contradicted = now - self._contradicted_at < EXPECTS_FOR
         if is_direct or is_contradicted or self._epochs.expect_usual_interval(now):
-            return USUAL_EVERY
+            return USUAL_INTERVAL
         if self._is_watched(now):
-            return min(2 * len(self._epochs), MAX_EVERY)
+            return min(2 * len(self._epochs), MAX_INTERVAL)
         if self._writes:
-            return USUAL_EVERY
-        return min(max(RARE_EVERY, len(self._epochs)), MAX_EVERY)
+            return USUAL_INTERVAL
+        return min(max(RARE_INTERVAL, len(self._epochs)), MAX_INTERVAL)
 
     def _is_watched(self, now: float) -> bool:
         """Return whether a few peers watch this instance."""
@@ -273,7 +277,7 @@ class ReplicationExtension(SendingListener):
 
     def _ask_watchers(self, now: float) -> None:
         """Send a message to the watchers of this instance, if it has any."""
-        if now - self._last_watch < WATCH_EVERY - MIN_DELAY:
+        if now - self._last_watch < WATCH_INTERVAL - MIN_DELAY:
             return
         watchers = self._watches.watchers(
             self._epochs.living_watchers(now), is_wanted=self._is_watched(now)
@@ -282,10 +286,10 @@ class ReplicationExtension(SendingListener):
             return
         self._last_watch = now
         message = replace(
-            self._blank,
+            self._message_template,
             type=MessageType.WATCH,
             time_ms=self._clock.time_msec(),
-            heartbeat_interval=self._stated,
+            heartbeat_interval=self._stated_interval,
         )
         payload = encode_message(message)
         for connection in tuple(self._connections):
@@ -294,15 +298,15 @@ class ReplicationExtension(SendingListener):
                     connection.send_extension([payload], to=name)
 
     def _tick_later(self, delay: float) -> None:
-        self._is_tick_idle = delay > BUSY_EVERY
+        self._is_tick_idle = delay > BUSY_INTERVAL
         if self._watches.has_watchers:
-            delay = min(delay, WATCH_EVERY)
-        self._tick.start(delay, self._on_tick)
+            delay = min(delay, WATCH_INTERVAL)
+        self._heartbeat_timer.start(delay, self._on_tick)
 
     def _tick_sooner(self) -> None:
         """Replace the tick of an idle instance, because a position has advanced."""
-        if self._is_tick_idle and self._tick.is_running:
-            self._tick_later(BUSY_EVERY)
+        if self._is_tick_idle and self._heartbeat_timer.is_running:
+            self._tick_later(BUSY_INTERVAL)
 
     # -- connections ------------------------------------------------------------------
 
@@ -322,7 +326,7 @@ class ReplicationExtension(SendingListener):
         :param replicates: whether the command handler sends REPLICATE after it.
         """
         hello = self._message(MessageType.HELLO)
-        self._stated = self._idle_interval()
+        self._stated_interval = self._idle_interval()
         if not self._writes:
             # It says all that the next heartbeat would.
             self._last_heartbeat = self._clock.seconds()
@@ -385,10 +389,10 @@ class ReplicationExtension(SendingListener):
         elif message.type is not MessageType.GOODBYE:
             self._report_duplicate(message, self._where)
             self._contradicted_at = self._clock.seconds()
-            if not (self._has_stopped or self._contradicting.is_running):
+            if not (self._has_stopped or self._contradiction_timer.is_running):
                 # All must learn that this process still runs. They ignore what arrives
                 # at once, as if it had been delayed.
-                self._contradicting.start(2 * SETTLED_AFTER, self._contradict)
+                self._contradiction_timer.start(2 * SETTLED_AFTER, self._contradict)
 
     def _contradict(self) -> None:
         self._send_heartbeat()
@@ -477,19 +481,19 @@ class ReplicationExtension(SendingListener):
             self._hear_of_silence(message.silence)
 
     def _check_later(self) -> None:
-        if self._checking.is_running:
+        if self._watch_timer.is_running:
             return
         due = self._watches.next_check()
         if due is not None:
-            delay = max(due - self._clock.seconds(), CHECK_EVERY)
-            self._checking.start(delay, self._check_watched)
+            delay = max(due - self._clock.seconds(), WATCH_CHECK_INTERVAL)
+            self._watch_timer.start(delay, self._check_watched)
 
     def _check_watched(self) -> None:
         """Report to all peers which watched instances have fallen silent."""
         now = self._clock.seconds()
         if self._connections:
             all_can_watch = self._epochs.all_can_watch(now)
-            for name, epoch, seconds in self._watches.silent(now)[:MOST_SILENT]:
+            for name, epoch, seconds in self._watches.silent(now)[:MAX_SILENT_REPORTS]:
                 silence = Silence(name, epoch, int(seconds))
                 if all_can_watch:
                     message = self._message(MessageType.SILENT)
@@ -501,11 +505,11 @@ class ReplicationExtension(SendingListener):
         name, now = silence.instance_name, self._clock.seconds()
         if name == self.instance_name:
             # It is not true.
-            if now - self._last_heartbeat >= BUSY_EVERY:
+            if now - self._last_heartbeat >= BUSY_INTERVAL:
                 self._send_heartbeat()
-            elif not self._contradicting.is_running:
+            elif not self._contradiction_timer.is_running:
                 # The last heartbeat may have arrived before the accusation.
-                self._contradicting.start(BUSY_EVERY, self._send_heartbeat)
+                self._contradiction_timer.start(BUSY_INTERVAL, self._send_heartbeat)
             return
         self._watches.forget(name)
         if self._epochs.fell_silent(name, silence.epoch, now - silence.seconds):
@@ -548,17 +552,17 @@ class ReplicationExtension(SendingListener):
         if hello.type is not MessageType.HELLO:
             return
         # If this instance may not use such channels, it could not publish on one.
-        alone = connection.is_direct or (
+        is_private = connection.is_direct or (
             hello.has_channel and connection.has_own_channel
         )
-        is_answered = alone and hello.replicates and self._has_positions
+        is_answered = is_private and hello.replicates and self._has_positions
         if is_answered:
             self._handler.excuse_request(connection)
         if self._writes or is_answered:
             # Answer a new epoch without delay: the peer must know the epoch of this
             # instance before a position of a stream held in memory arrives.
             self._answer(
-                (connection, hello.instance_name) if alone else None,
+                (connection, hello.instance_name) if is_private else None,
                 at_once=is_new and bool(self._in_memory),
             )
 
@@ -568,19 +572,19 @@ class ReplicationExtension(SendingListener):
         """Send a heartbeat to an instance that asked for it; ``None`` for all."""
         if self._has_stopped:
             return
-        self._asking[asking] = None
-        due = self._last_answer + ANSWER_EVERY
+        self._pending_answers[asking] = None
+        due = self._last_answer + ANSWER_INTERVAL
         wait = due - self._clock.seconds()
         if wait <= 0 or at_once:
             self._send_answer()
-        elif not self._answering.is_running:
-            self._answering.start(wait, self._send_answer)
+        elif not self._answer_timer.is_running:
+            self._answer_timer.start(wait, self._send_answer)
 
     def _send_answer(self) -> None:
-        self._answering.stop()
+        self._answer_timer.stop()
         self._last_answer = self._clock.seconds()
-        asking, self._asking = self._asking, {}
-        if None in asking or len(asking) > MOST_ALONE:
+        asking, self._pending_answers = self._pending_answers, {}
+        if None in asking or len(asking) > MAX_PRIVATE_ANSWERS:
             self._send_heartbeat()
             return
         payload = encode_message(self._message(MessageType.HEARTBEAT))
@@ -594,7 +598,7 @@ class ReplicationExtension(SendingListener):
         """Return whether a stream's rows are retained in the backlog."""
         return self._backlog is not None and stream_name not in self._in_memory
 
-    def rows_follow(
+    def before_rows_sent(
         self,
         stream_name: str,
         prev_token: int | None,
@@ -664,7 +668,7 @@ class ReplicationExtension(SendingListener):
             of_names = {name: connection for connection, name in receivers.items()}
             receivers = {connection: name for name, connection in of_names.items()}
         message = replace(
-            self._blank,
+            self._message_template,
             type=MessageType.COMMAND,
             time_ms=self._clock.time_msec(),
             line=line,
@@ -699,7 +703,7 @@ class ReplicationExtension(SendingListener):
             for name in [stream.description.name]
         }
         return replace(
-            self._blank,
+            self._message_template,
             type=kind,
             time_ms=now,
             positions=positions,
@@ -715,15 +719,15 @@ class ReplicationExtension(SendingListener):
         self._has_advanced = False
         self._last_heartbeat = self._clock.seconds()
         every = self._idle_interval()
-        if every > 2 * self._stated:
+        if every > 2 * self._stated_interval:
             # Many that started at the same time find at the same time that they are
             # many. Spread their heartbeats.
             self._last_heartbeat -= self._phase * every
-        elif every == USUAL_EVERY:
+        elif every == USUAL_INTERVAL:
             # The processes of a host, whose reactors have the same time, send theirs at
             # the same moment: each peer then receives them in one turn of its reactor.
             self._last_heartbeat -= self._last_heartbeat % every
-        self._stated = every
+        self._stated_interval = every
         self._send_message(MessageType.HEARTBEAT)
 
     def _send_message(self, kind: MessageType) -> None:
@@ -753,6 +757,6 @@ def _to_heartbeat(message: ExtensionMessage, known: Collection[str]) -> PeerHear
             for name, position in message.positions.items()
             if name in known
         },
-        message.heartbeat_interval or USUAL_EVERY,
+        message.heartbeat_interval or USUAL_INTERVAL,
         bool(message.answers),
     )

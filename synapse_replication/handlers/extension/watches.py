@@ -25,9 +25,9 @@ from synapse_replication.recent import RecentDict
 #: the instance, its end is noticed by its missing heartbeats alone.
 WATCHERS: Final = 3
 #: The interval of messages to watchers, in s.
-WATCH_EVERY: Final = 5
+WATCH_INTERVAL: Final = 5
 #: How long a watched instance may be silent, in s.
-SILENT_AFTER: Final = 3.0 * WATCH_EVERY
+WATCHED_SILENT_AFTER: Final = 3.0 * WATCH_INTERVAL
 #: A watcher that has heard nothing at all for this time, in s, may be unable to hear.
 #: It is short enough that an instance was due twice when the watcher could hear.
 HEARS_WITHIN: Final = 9.0
@@ -99,7 +99,7 @@ class Watches:
     def next_check(self) -> float | None:
         """Return when an instance may have been silent for too long at the earliest."""
         heard = [last for _, last in self._watched.values()]
-        return min(heard) + SILENT_AFTER if heard else None
+        return min(heard) + WATCHED_SILENT_AFTER if heard else None
 
     def silent(self, now: float) -> list[tuple[str, str, float]]:
         """Return the instances that are silent.
@@ -111,5 +111,5 @@ class Watches:
         return [
             (name, epoch, now - last)
             for name, (epoch, last) in self._watched.items()
-            if now - max(last, self._listening_since) >= SILENT_AFTER
+            if now - max(last, self._listening_since) >= WATCHED_SILENT_AFTER
         ]

@@ -59,7 +59,7 @@ class SendingListener:
         """Return whether rows of a stream are retained for disconnected readers."""
         return False
 
-    def rows_follow(
+    def before_rows_sent(
         self,
         stream_name: str,
         prev_token: int | None,
@@ -353,7 +353,7 @@ class CommandSender:
         if not batches:
             return
         prev_token = self._last_sent_tokens.get(stream_name)
-        self._listener.rows_follow(stream_name, prev_token, batches)
+        self._listener.before_rows_sent(stream_name, prev_token, batches)
         self._set_sent(stream_name, batches[-1][0])
         self._observer.observe(
             RowsSent(stream_name, sum(len(rows) for _, rows in batches))

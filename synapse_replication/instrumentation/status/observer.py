@@ -33,7 +33,7 @@ from typing_extensions import override
 from synapse_replication import __version__
 from synapse_replication.errors import excerpt
 from synapse_replication.handlers import events
-from synapse_replication.handlers.epochs import USUAL_EVERY
+from synapse_replication.handlers.epochs import USUAL_INTERVAL
 from synapse_replication.handlers.observer import ReplicationObserver, handles
 from synapse_replication.instrumentation.status.model import (
     Condition,
@@ -45,8 +45,8 @@ from synapse_replication.instrumentation.status.records import (
     FORGET_AFTER,
     MAX_HISTORY,
     MAX_NAMES,
+    PEER_SILENT_AFTER,
     REDIS_LINKS,
-    SILENT_AFTER,
     HearingRecord,
     LinkRecord,
     PeerRecord,
@@ -61,7 +61,7 @@ from synapse_replication.streams.stuck_ids import StuckId
 from synapse_replication.text import counted
 
 #: The time between two samples above which this process has paused, in s.
-PAUSE = 9.0
+PAUSED_AFTER = 9.0
 
 
 class StatusObserver(ReplicationObserver):
@@ -143,7 +143,7 @@ class StatusObserver(ReplicationObserver):
         Call this every few seconds.
         """
         now = self._monotonic()
-        if now - self._sampled_at > PAUSE:
+        if now - self._sampled_at > PAUSED_AFTER:
             # This process was stopped meanwhile, or its reactor was blocked: what its
             # peers sent is still to be read.
             self._hearing = replace(self._hearing, since=now)
@@ -441,7 +441,7 @@ class StatusObserver(ReplicationObserver):
         peer = self._peers.get(event.instance_name)
         if peer is not None and peer.heartbeat.epoch == event.epoch:
             # Its watchers heard it at the usual interval until then.
-            heartbeat = replace(peer.heartbeat, every=USUAL_EVERY)
+            heartbeat = replace(peer.heartbeat, every=USUAL_INTERVAL)
             seen = max(peer.seen, self._monotonic() - event.seconds)
             self._peers[event.instance_name] = PeerRecord(heartbeat, seen)
 
@@ -465,7 +465,7 @@ class StatusObserver(ReplicationObserver):
         asked_at = last_asked(self._links) or 0.0
         if any(
             peer.heartbeat.is_leaving
-            or now - peer.seen > max(SILENT_AFTER, MISSED * peer.heartbeat.every)
+            or now - peer.seen > max(PEER_SILENT_AFTER, MISSED * peer.heartbeat.every)
             or (
                 peer.heartbeat.answers and asked_at is not None and peer.seen < asked_at
             )

@@ -22,7 +22,7 @@ LATE_AFTER = 2.0
 STALLED_AFTER = 10.0
 #: How long a peer must send no heartbeat, although a link is up, before the peer is
 #: considered gone, in s.
-SILENT_AFTER = 15.0
+PEER_SILENT_AFTER = 15.0
 #: How long after its last detection a duplicate is reported, in s.
 DUPLICATE_FOR = 60.0
 #: The number of samples of the lag that are stored.

@@ -20,7 +20,7 @@ from synapse_replication.instrumentation.status.model import (
 from synapse_replication.instrumentation.status.records import (
     DUPLICATE_FOR,
     FORGET_AFTER,
-    SILENT_AFTER,
+    PEER_SILENT_AFTER,
     HearingRecord,
     LinkRecord,
     PeerRecord,
@@ -128,7 +128,7 @@ class StatusReport:
             for peer in self._peer_facts.values()
             if not peer.is_leaving
             and not self._is_replaced(peer)
-            and peer.heartbeat_interval < SILENT_AFTER
+            and peer.heartbeat_interval < PEER_SILENT_AFTER
             and not peer.is_silent(hearing.since, last)
         ]
         return last if len(speaking) >= SEVERAL else None
@@ -245,7 +245,7 @@ class StatusReport:
 
     def _is_silent(self) -> bool:
         since = self._silence_since
-        return since is not None and self._now - since > SILENT_AFTER
+        return since is not None and self._now - since > PEER_SILENT_AFTER
 
     # -- peers, duplicates and links --------------------------------------------------
 

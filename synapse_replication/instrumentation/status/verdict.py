@@ -15,18 +15,18 @@ from typing import TypeAlias
 
 from msgspec import Struct
 
-from synapse_replication.handlers.epochs import USUAL_EVERY
+from synapse_replication.handlers.epochs import USUAL_INTERVAL
 from synapse_replication.instrumentation.status.model import Condition, StallReason
 from synapse_replication.instrumentation.status.records import (
     LATE_AFTER,
-    SILENT_AFTER,
+    PEER_SILENT_AFTER,
     STALLED_AFTER,
     WriterRecord,
 )
 from synapse_replication.streams.reader import State
 
 #: By how much a heartbeat of a living process of this package may be late, in s.
-LATE_BY = 1.5
+MAX_LATENESS = 1.5
 #: The number of intervals of its heartbeats after which a silent process is gone.
 MISSED = 3
 _NEVER = float("-inf")
@@ -57,8 +57,8 @@ class PeerFacts(Struct, frozen=True):
         :param since: since when they could be heard.
         """
         if self.asked_at is not None and self.heartbeat_at < self.asked_at:
-            return now - max(self.asked_at, since) > SILENT_AFTER
-        limit = max(SILENT_AFTER, MISSED * self.heartbeat_interval)
+            return now - max(self.asked_at, since) > PEER_SILENT_AFTER
+        limit = max(PEER_SILENT_AFTER, MISSED * self.heartbeat_interval)
         return now - max(self.heartbeat_at, since) > limit
 
 
@@ -129,7 +129,7 @@ def heard_until(now: float, silence_since: float | None) -> float:
 
     :param silence_since: see :class:`WriterFacts`.
     """
-    return now if silence_since is None else min(now, silence_since + USUAL_EVERY)
+    return now if silence_since is None else min(now, silence_since + USUAL_INTERVAL)
 
 
 def is_replaced(peer: PeerFacts, hearing_since: float) -> bool:
@@ -143,7 +143,7 @@ def is_replaced(peer: PeerFacts, hearing_since: float) -> bool:
         return peer.heard_at > peer.heartbeat_at
     if peer.heartbeat_at < hearing_since:
         return peer.heard_at > hearing_since
-    return peer.heard_at > peer.heartbeat_at + peer.heartbeat_interval + LATE_BY
+    return peer.heard_at > peer.heartbeat_at + peer.heartbeat_interval + MAX_LATENESS
 
 
 _Found: TypeAlias = tuple[float, str] | None
@@ -177,7 +177,7 @@ def _link_down(facts: WriterFacts, now: float) -> _Found:
 
 def _silence(facts: WriterFacts, now: float) -> _Found:
     since = facts.silence_since
-    if since is None or now - since <= SILENT_AFTER:
+    if since is None or now - since <= PEER_SILENT_AFTER:
         return None
     return since, (
         "nothing arrives from any process, although a link is up: it may be dead"

@@ -8,7 +8,7 @@ from collections import Counter
 from typing import Any
 
 from synapse_replication import __version__
-from synapse_replication.handlers.epochs import CHANGE_EVERY, MAX_CHANGES
+from synapse_replication.handlers.epochs import EPOCH_CHANGE_INTERVAL, MAX_CHANGES
 from synapse_replication.handlers.events import PeerHeartbeat, Resync
 from synapse_replication.testing.doubles import MemoryConnection
 from tests.handlers.extended import Bus, ExtensionProcess, Published
@@ -525,7 +525,7 @@ class GapTests(ExtensionTests):
         position of a stream held in memory arrives.
         """
         for number in range(3 * MAX_CHANGES):
-            self.bus.advance(CHANGE_EVERY / 2)
+            self.bus.advance(EPOCH_CHANGE_INTERVAL / 2)
             before = self.answers()
             self.inject(type="hello", instance="x", epoch=f"epoch-{number}")
             self.assertEqual(self.answers() - before, 1, number)

@@ -39,7 +39,7 @@ class RecordingBacklog(SendingListener):
     def retains(self, stream_name: str) -> bool:
         return stream_name == "events"
 
-    def rows_follow(
+    def before_rows_sent(
         self,
         stream_name: str,
         prev_token: int | None,
