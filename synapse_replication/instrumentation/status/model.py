@@ -9,9 +9,8 @@ the values of the enums.
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import MappingProxyType
 
 import msgspec
 from msgspec import Struct
@@ -56,18 +55,22 @@ class StallReason(enum.Enum):
 #: The maximum number of names of a group that are listed.
 _MAX_NAMES_SHOWN = 4
 
-#: With these reasons, the writer may be ahead of its last known position.
-_LAG_UNKNOWN = frozenset(
-    {StallReason.NO_LINK, StallReason.WRITER_GONE, StallReason.NO_POSITION}
-)
+_REASONS = read_table(Path(__file__).with_name("reasons.csv"))
 
+
+def _reasons_with(column: str) -> frozenset[StallReason]:
+    return frozenset(StallReason(row["Reason"]) for row in _REASONS if row[column])
+
+
+#: With these reasons, the writer may be ahead of its last known position.
+LAG_UNKNOWN = _reasons_with("Lag unknown")
+#: The reasons for which a writer counts as absent. An absent writer does not delay
+#: readiness, because it sends no rows.
+ABSENT = _reasons_with("Absent")
+#: The problems with which a writer is shown that the configuration does not name.
+ALWAYS_SHOWN = _reasons_with("Always shown")
 #: The advice to the operator for each reason.
-HINTS: Mapping[StallReason, str] = MappingProxyType(
-    {
-        StallReason(row["Reason"]): row["Remedy"]
-        for row in read_table(Path(__file__).with_name("remedies.csv"))
-    }
-)
+HINTS = {StallReason(row["Reason"]): row["Remedy"] for row in _REASONS}
 
 
 class WriterStatus(Struct, frozen=True):
@@ -242,7 +245,7 @@ def describe_lag(writer: WriterStatus) -> str:
     If the writer may be ahead of its last known position, the text is the lag with a
     ``+``, or ``?`` if the lag is 0.
     """
-    if writer.condition is Condition.WAITING or writer.reason in _LAG_UNKNOWN:
+    if writer.condition is Condition.WAITING or writer.reason in LAG_UNKNOWN:
         return f"{writer.lag:,}+" if writer.lag else "?"
     return f"{writer.lag:,}"
 

@@ -9,11 +9,12 @@ import attrs
 
 from synapse_replication.handlers.events import ConnectionBuffers
 from synapse_replication.instrumentation.status.model import (
+    ABSENT,
+    ALWAYS_SHOWN,
     Condition,
     DuplicateStatus,
     LinkStatus,
     PeerStatus,
-    StallReason,
     WriterStatus,
     describe_writer,
 )
@@ -38,24 +39,6 @@ from synapse_replication.instrumentation.status.verdict import (
 from synapse_replication.streams.reader import Reader, State
 from synapse_replication.text import incoming_label, named_label
 
-#: The reasons for which a writer counts as absent. An absent writer does not delay
-#: readiness, because it sends no rows.
-_ABSENT = frozenset(
-    {
-        StallReason.NO_POSITION,
-        StallReason.WRITER_GONE,
-        StallReason.UNDECLARED_WRITER,
-        StallReason.ROWS_SKIPPED,
-        StallReason.ROWS_LOST,
-        StallReason.DATABASE_SET_BACK,
-    }
-)
-#: The problems with which a writer is shown that the configuration does not name.
-_SHOWN = (
-    StallReason.UNDECLARED_WRITER,
-    StallReason.ROWS_SKIPPED,
-    StallReason.ROWS_LOST,
-)
 _FETCHES = frozenset({State.DUE, State.FETCHING, State.DELIVERING, State.PAUSED})
 _NEVER = float("-inf")
 #: If so many processes fall silent at once, the link is suspect, not they.
@@ -161,7 +144,7 @@ class StatusReport:
             return True
         if writer is None:
             return False
-        if any(reason in writer.problems for reason in _SHOWN):
+        if any(reason in writer.problems for reason in ALWAYS_SHOWN):
             return True
         peer = self._peer_facts.get(key[1])
         if peer is not None and peer.is_leaving and not self._is_replaced(peer):
@@ -339,7 +322,7 @@ class StatusReport:
         for status in writers:
             key = status.stream_name, status.instance_name
             writer = self._writers.get(key)
-            if writer is None or writer.was_live or status.reason in _ABSENT:
+            if writer is None or writer.was_live or status.reason in ABSENT:
                 continue
             if status.condition is not Condition.LIVE or status.lag:
                 yield describe_writer(status)
