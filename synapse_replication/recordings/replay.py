@@ -30,14 +30,6 @@ from synapse_replication.handlers.handler import (
 )
 from synapse_replication.handlers.host_parts import SyncingUsers, WriteNotifier
 from synapse_replication.handlers.host_values import Identity
-from synapse_replication.handlers.interfaces import (
-    BackgroundRunner,
-    Clock,
-    CommandSink,
-    Notifier,
-    RowSink,
-    StreamDirectory,
-)
 from synapse_replication.handlers.observer import ReplicationObserver, handles
 from synapse_replication.handlers.receiving.context import ReceiverOptions
 from synapse_replication.recordings.reader import Record, RecordingError
@@ -160,12 +152,11 @@ class _Replay:
         # recording.
         self.identity = Identity("recorded", "this replay", "")
         # Its time never advances: scheduled calls and retries never run.
-        self.clock: Clock = _Clock(task.Clock())
-        self.streams: StreamDirectory = self
-        self.rows: RowSink = self
-        self.commands: CommandSink = SyncingUsers()
-        self.notifier: Notifier = WriteNotifier()
-        self.run_as_background_process: BackgroundRunner = self._processes
+        self.clock = _Clock(task.Clock())
+        self.streams = self.rows = self
+        self.commands = SyncingUsers()
+        self.notifier = WriteNotifier()
+        self.run_as_background_process = self._processes
         self.stores_user_ips = True
         self._streams = {
             name: _RecordedStream(stream.description, report)
