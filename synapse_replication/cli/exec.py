@@ -17,14 +17,7 @@ import click
 from msgspec.structs import asdict
 
 from synapse_replication.cli.common import command
-from synapse_replication.dropin.launcher import (
-    check_version,
-    choose,
-    describe_substitutions,
-    fail,
-    print_error,
-    run,
-)
+from synapse_replication.dropin import launcher
 from synapse_replication.dropin.settings import DropInSettings, variable
 from synapse_replication.dropin.substitution import SubstitutionError
 from synapse_replication.dropin.table import PARTS
@@ -130,14 +123,14 @@ def exec_command(
 ) -> None:
     """Run a module of Synapse with this package's replication."""
     try:
-        substitutions = choose(only, excepted)
+        substitutions = launcher.choose(only, excepted)
         if as_list:
-            click.echo(describe_substitutions(substitutions))
+            click.echo(launcher.describe_substitutions(substitutions))
             return
         if module is None:
             raise click.UsageError("name a module with -m MODULE, or use --list")
-        if (warning := check_version(strict=strict)) is not None:
-            print_error(f"{warning}; continuing, because --strict is not set")
+        if (warning := launcher.check_version(strict=strict)) is not None:
+            launcher.print_error(f"{warning}; continuing, because --strict is not set")
     except SubstitutionError as error:
-        fail(error)
-    run(substitutions, module, arguments, DropInSettings(**settings))
+        launcher.fail(error)
+    launcher.run(substitutions, module, arguments, DropInSettings(**settings))

@@ -70,26 +70,17 @@ recordings_option = click.option(
 )
 
 
-def source_options(command: _Command) -> _Command:
+def source_options(command: _Command, *, required: bool = True) -> _Command:
     """Add the options for the database; pass the settings to a command as ``settings``.
 
     The options are ``-c`` and ``--dsn``; without them, the environment variable
     :data:`DSN_VARIABLE` is used. The command exits with status 2 if both options are
-    given, if there is neither an option nor the variable, or if a value is
-    invalid.
+    given, or if a value is invalid.
+
+    :param required: whether it also exits with status 2 without an option and the
+        variable. Otherwise, ``settings`` is ``None`` then.
     """
-    return _source_options(command, required=True)
 
-
-def optional_source_options(command: _Command) -> _Command:
-    """Add the options of :func:`source_options`, without requiring any of them.
-
-    Without them and without the environment variable, ``settings`` is ``None``.
-    """
-    return _source_options(command, required=False)
-
-
-def _source_options(command: _Command, *, required: bool) -> _Command:
     @config_files(required=False)
     @click.option(
         "--dsn",
@@ -122,6 +113,10 @@ def _source_options(command: _Command, *, required: bool) -> _Command:
         return command(*args, settings=settings, **kwargs)
 
     return with_settings
+
+
+#: Adds the options of :func:`source_options`, without requiring any of them.
+optional_source_options = functools.partial(source_options, required=False)
 
 
 @contextmanager
