@@ -1,12 +1,13 @@
 """Reports rows that were committed and never announced, beside any deployment.
 
 Theory of operation: a writer persists its position in ``stream_positions`` after each
-write. Every :data:`CHECK_EVERY` s, the meter reads these positions, and the tokens that
-are committed between the positions of the last two checks; for the writers that wrote
-something, that is one scan of an index per table. A committed token that no RDATA line
-has carried yet is *waiting*. If it is still waiting after the patience, it was never
-announced. A line that arrives later still is reported as late. A POSITION beyond what
-was announced makes readers fetch the rows in between, which then count as announced.
+write. Every :data:`LOSS_CHECK_INTERVAL` s, the meter reads these positions, and the
+tokens that are committed between the positions of the last two checks; for the writers
+that wrote something, that is one scan of an index per table. A committed token that no
+RDATA line has carried yet is *waiting*. If it is still waiting after the patience, it
+was never announced. A line that arrives later still is reported as late. A POSITION
+beyond what was announced makes readers fetch the rows in between, which then count as
+announced.
 
 A stream that any instance may write (``caches``) has no stored positions; the newest
 tokens of its writers take their place. Rows that were in flight longer than the
@@ -46,11 +47,11 @@ from synapse_replication.wire.commands import Command, PositionCommand, RdataCom
 _log = Logger()
 
 #: The interval of the checks, in s.
-CHECK_EVERY: Final = 5.0
+LOSS_CHECK_INTERVAL: Final = 5.0
 #: How long a committed row may wait for its announcement by default, in s.
 PATIENCE: Final = 30.0
 #: The most tokens of a writer and table that one check reads.
-MAX_READ: Final = 10_000
+MAX_TOKENS: Final = 10_000
 #: The most waiting or lost tokens of a writer that are stored; further ones are only
 #: counted.
 MAX_MISSING: Final = 10_000
@@ -292,7 +293,7 @@ class LossMeter(ReplicationObserver):
 
     def _schedule(self) -> None:
         if self._is_running:
-            self._timer.start(CHECK_EVERY, self._check)
+            self._timer.start(LOSS_CHECK_INTERVAL, self._check)
 
     def _read(self, txn: Any, ranges: Mapping[Key, tuple[int, Any]]) -> _Read:
         txn.execute("SET TRANSACTION READ ONLY")
@@ -300,7 +301,7 @@ class LossMeter(ReplicationObserver):
         if not self._has_found_tables:
             tables = {name: existing_tables(txn, each) for name, each in tables.items()}
         committed = {
-            key: committed_tokens(txn, tables[key[0]], key[1], after, upto, MAX_READ)
+            key: committed_tokens(txn, tables[key[0]], key[1], after, upto, MAX_TOKENS)
             for key, (after, upto) in ranges.items()
         }
         txn.execute(queries.ALL_POSITIONS)
@@ -325,7 +326,7 @@ class LossMeter(ReplicationObserver):
         for key, (tokens, upto) in read.committed.items():
             writer = self._writers[key]
             writer.tally.verified += len(tokens)
-            for token in writer.ledger.verify(tokens, upto, MAX_READ):
+            for token in writer.ledger.verify(tokens, upto, MAX_TOKENS):
                 if len(writer.missing) < MAX_MISSING:
                     writer.missing[token] = now
                 else:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 #: The interval in s at which the lag is sampled for the status page, and stalls are
 #: logged.
-SAMPLE_EVERY = 5.0
+SAMPLE_INTERVAL = 5.0
 
 
 class ProcessObservers:
@@ -103,7 +103,7 @@ class ProcessObservers:
 
     def _sample(self) -> None:
         # Reschedule first, so that an exception cannot stop the timer.
-        delay = until_next(self._clock, SAMPLE_EVERY)
+        delay = until_next(self._clock, SAMPLE_INTERVAL)
         self._sampling.start(delay, self._sample)
         self.status.sample()
         self._stuck_ids.check()

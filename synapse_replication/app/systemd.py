@@ -31,26 +31,26 @@ from synapse_replication.instrumentation.status.assessment import describe_proce
 from synapse_replication.instrumentation.status.model import ProcessStatus
 
 #: The interval of checks of the status, in s.
-CHECK_EVERY = 1.0
-#: While the process starts, it extends systemd's timeout every ``EXTEND_EVERY`` s,
+STATUS_CHECK_INTERVAL = 1.0
+#: While the process starts, it extends systemd's timeout every ``EXTEND_INTERVAL`` s,
 #: because catching up may take hours. Each extension ends ``EXTEND_BY`` s after it was
 #: sent. If the reactor hangs, the timeout expires, and systemd stops the process.
 EXTEND_BY = 60.0
-EXTEND_EVERY = 15.0
+EXTEND_INTERVAL = 15.0
 
 
 class NotifySocket:
     """A socket to systemd. Each kind of failure is logged at most once a minute.
 
     :param address: a path, or ``@`` followed by the name of an abstract socket.
-    :ivar feed_every: the interval at which to feed the watchdog, in s; ``None`` for
+    :ivar feed_interval: the interval at which to feed the watchdog, in s; ``None`` for
         never.
     """
 
     log = Logger()
 
-    def __init__(self, address: str, feed_every: float | None = None) -> None:
-        self.feed_every = feed_every
+    def __init__(self, address: str, feed_interval: float | None = None) -> None:
+        self.feed_interval = feed_interval
         self._shown = address
         self._address = "\0" + address[1:] if address.startswith("@") else address
         self._limit = RateLimit(time.monotonic)
@@ -90,7 +90,7 @@ def open_notify_socket(environ: Mapping[str, str], pid: int) -> NotifySocket | N
     :raises SupervisorError: if the kind of address is not supported, or see
         :func:`watchdog_interval`.
     """
-    feed_every = watchdog_interval(environ, pid)
+    feed_interval = watchdog_interval(environ, pid)
     address = environ.get("NOTIFY_SOCKET", "")
     if not address:
         return None
@@ -99,7 +99,7 @@ def open_notify_socket(environ: Mapping[str, str], pid: int) -> NotifySocket | N
             f"NOTIFY_SOCKET is {address!r}, which is neither a path nor the name of an "
             "abstract socket; unset it, or let systemd set it"
         )
-    return NotifySocket(address, feed_every)
+    return NotifySocket(address, feed_interval)
 
 
 def watchdog_interval(environ: Mapping[str, str], pid: int) -> float | None:
@@ -186,13 +186,13 @@ class SystemdNotifier:
         self._notify.close()
 
     def _feed(self) -> None:
-        if self._notify.feed_every is not None:
-            self._feeding.start(self._notify.feed_every, self._feed)
+        if self._notify.feed_interval is not None:
+            self._feeding.start(self._notify.feed_interval, self._feed)
             self._notify.send("WATCHDOG=1")
 
     def _check_status(self) -> None:
         # Reschedule first, so that an exception cannot stop the timer.
-        self._checking.start(CHECK_EVERY, self._check_status)
+        self._checking.start(STATUS_CHECK_INTERVAL, self._check_status)
         status = self._snapshot()
         text = describe_process(status) if self._is_up else "starting"
         if self._note:
@@ -203,7 +203,7 @@ class SystemdNotifier:
             becomes_ready = not self._is_ready and self._is_up and not status.not_ready
             changes += self._lifecycle_changes(becomes_ready)
         # Changes that could not be sent are reported again at the next check. A failed
-        # extension of the timeout is not: the next one follows within EXTEND_EVERY s.
+        # extension of the timeout is not: the next one follows EXTEND_INTERVAL s later.
         if changes and self._notify.send(*changes):
             self._reported = text
             self._is_ready = self._is_ready or becomes_ready
@@ -213,7 +213,7 @@ class SystemdNotifier:
         if becomes_ready or self._is_reloading:
             return ["READY=1"]
         now = self._clock.seconds()
-        if self._is_ready or now - self._extended < EXTEND_EVERY:
+        if self._is_ready or now - self._extended < EXTEND_INTERVAL:
             return []
         self._extended = now
         return [f"EXTEND_TIMEOUT_USEC={int(EXTEND_BY * 1_000_000)}"]

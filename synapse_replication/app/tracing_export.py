@@ -28,7 +28,7 @@ from synapse_replication.instrumentation.rate_limit import RateLimit
 #: it includes the retries; in older versions, it applies to each attempt.
 EXPORT_TIMEOUT = 5
 #: The interval at which waiting spans are sent, in ms.
-EXPORT_EVERY_MS = 2000
+EXPORT_INTERVAL_MS = 2000
 
 
 class SpanExport:
@@ -75,7 +75,7 @@ class SpanExport:
             timeout=EXPORT_TIMEOUT,
         )
         provider.add_span_processor(
-            BatchSpanProcessor(exporter, schedule_delay_millis=EXPORT_EVERY_MS)
+            BatchSpanProcessor(exporter, schedule_delay_millis=EXPORT_INTERVAL_MS)
         )
         self.tracer = provider.get_tracer("synapse_replication", __version__)
 

@@ -11,7 +11,7 @@ So notifications are combined until the next turn of the reactor. Once replicati
 only the streamer, which other processes wait for, is notified each time. The other
 parts (the user directory, the statistics, the presence of users who joined, delayed
 events, forgotten rooms) are notified in the next turn, too, but at most once in
-:data:`PAUSE`.
+:data:`NOTIFICATION_PAUSE`.
 
 The notifier does not have a reactor at first: the constructor of this package's command
 handler supplies the homeserver's. Before that, and with a stock command handler, the
@@ -26,7 +26,7 @@ from typing import Any
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
 #: The minimum time between two notifications of a part other than the streamer, in s.
-PAUSE = 0.1
+NOTIFICATION_PAUSE = 0.1
 
 
 def with_combining(original: Any) -> Any:
@@ -36,7 +36,8 @@ def with_combining(original: Any) -> Any:
         """The host's notifier, changed to combine notifications.
 
         After :meth:`combine`, it calls its callbacks at most once per reactor turn, and
-        after :meth:`favour`, all but one of them about once in :data:`PAUSE` at most.
+        after :meth:`favour`, all but one of them about once in
+        :data:`NOTIFICATION_PAUSE` at most.
         """
 
         _reactor: IReactorTime | None = None
@@ -70,7 +71,7 @@ def with_combining(original: Any) -> Any:
             self._is_due = False
             wait = self._pause_ends - reactor.seconds()
             # The wait is longer than the pause if the clock was set back.
-            if self._favoured is None or not 0 < wait <= PAUSE:
+            if self._favoured is None or not 0 < wait <= NOTIFICATION_PAUSE:
                 self._notify_all(reactor)
                 return
             if self._postponed is None:
@@ -81,7 +82,7 @@ def with_combining(original: Any) -> Any:
             postponed, self._postponed = self._postponed, None
             if postponed is not None and postponed.active():
                 postponed.cancel()
-            self._pause_ends = reactor.seconds() + PAUSE
+            self._pause_ends = reactor.seconds() + NOTIFICATION_PAUSE
             super().notify_replication()
 
     return ReplicationNotifier

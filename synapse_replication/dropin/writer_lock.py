@@ -15,7 +15,7 @@ import psycopg2
 
 from synapse_replication.dropin.settings import variable
 from synapse_replication.storage.name_lock import (
-    RETRY_EVERY,
+    RETRY_INTERVAL,
     WAIT,
     lock_key,
     taken,
@@ -54,4 +54,4 @@ def hold_name(db_conn: Any, server_name: str, instance_name: str) -> None:
                     "start it with exec --no-writer-lock, or with "
                     f"{variable('writer_lock')}=false",
                 )
-            time.sleep(RETRY_EVERY)
+            time.sleep(RETRY_INTERVAL)

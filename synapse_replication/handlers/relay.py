@@ -10,8 +10,8 @@ these names; it is relayed only from one client of this process to the others.
 A command has no id, so a copy is
 identified by its link: a link transmits each event only once. The link on which a
 command was last received as a new event is its *origin*. If the same command arrives on
-another link within :data:`WINDOW` of that event, it is a copy. Otherwise it is a new
-event, for instance the release of a lock that was acquired again.
+another link within :data:`COPY_WINDOW` of that event, it is a copy. Otherwise it is a
+new event, for instance the release of a lock that was acquired again.
 
 Bounds: at most :data:`MAX_REMEMBERED` commands are stored. To make room, the command
 that has not been a new event for the longest time is evicted; at worst, a copy of it is
@@ -36,7 +36,7 @@ RELAYED: Final = frozenset(
 )
 
 #: The time for which the same command on another link is a copy, in s.
-WINDOW: Final = 2.0
+COPY_WINDOW: Final = 2.0
 #: The largest number of commands that are stored.
 MAX_REMEMBERED: Final = 1000
 
@@ -60,7 +60,7 @@ class CopyFilter:
         if (
             origin is not None
             and origin[0] is not connection
-            and now - origin[1] < WINDOW
+            and now - origin[1] < COPY_WINDOW
         ):
             return True
         self._origins[command] = (connection, now)

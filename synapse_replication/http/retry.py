@@ -14,7 +14,7 @@ ATTEMPTS = 3
 #: The delay before the second request, in s; it doubles before each further request.
 FIRST_DELAY = 0.25
 #: The longest delay, in s.
-MAX_DELAY = 5.0
+MAX_RETRY_DELAY = 5.0
 
 
 def with_retries(
@@ -32,7 +32,7 @@ def with_retries(
 
     :param random: returns a number in [0, 1), which shortens a delay by up to half.
     """
-    backoff = Backoff(FIRST_DELAY, MAX_DELAY, jitter=random)
+    backoff = Backoff(FIRST_DELAY, MAX_RETRY_DELAY, jitter=random)
 
     async def retrying(
         instance_name: str, from_token: int, upto_token: int, limit: int

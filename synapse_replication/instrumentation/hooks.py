@@ -41,7 +41,7 @@ MAX_WAITING = 1000
 #: The maximum number of instances whose streams are recorded.
 MAX_INSTANCES = 1000
 #: The interval at which the status is checked, in s.
-CHECK_EVERY = 1.0
+STATUS_CHECK_INTERVAL = 1.0
 
 
 class PeerOnline(events.Event, frozen=True):
@@ -287,7 +287,7 @@ class ReplicationHooks(ReplicationObserver):
 
     def _check_later(self) -> None:
         if any(self._callbacks.values()) and not self._next_check.is_running:
-            self._next_check.start(CHECK_EVERY, self._check_status)
+            self._next_check.start(STATUS_CHECK_INTERVAL, self._check_status)
 
     def _check_status(self) -> None:
         # Reschedule first, so that an exception cannot stop the timer.

@@ -31,7 +31,7 @@ STALL = 0.25
 BUCKETS = (0.001, 0.01, 0.05, 0.1, STALL, 1.0, 5.0)
 #: The interval at which the thread looks at the current turn, in s. While it finds the
 #: reactor waiting, it doubles the interval, up to the second value.
-_WATCH_EVERY, _REST = 0.1, 3.2
+_WATCH_INTERVAL, _REST = 0.1, 3.2
 #: The number of functions that are recorded of a stall, and of the last parts of the
 #: paths of their files.
 _DEPTH, _PARTS = 5, 3
@@ -116,11 +116,11 @@ class ReactorTurns:
 
     def _watch(self, poller: _TimedPoller, thread: int) -> None:
         seen: float | None = None
-        pause = _WATCH_EVERY
+        pause = _WATCH_INTERVAL
         while not self._stopped.wait(pause):
             began = poller.began
             is_idle = began is None or began == seen
-            pause = min(2 * pause, _REST) if is_idle else _WATCH_EVERY
+            pause = min(2 * pause, _REST) if is_idle else _WATCH_INTERVAL
             if began is None or is_idle:
                 continue
             if self._monotonic() - began >= STALL:

@@ -50,7 +50,7 @@ HANDSHAKE_TIMEOUT = 10.0
 REPLY_TIMEOUT = 30.0
 #: The delay before the first reconnection attempt, and the longest delay, in s.
 INITIAL_DELAY = 0.1
-MAX_DELAY = 5.0
+MAX_RECONNECT_DELAY = 5.0
 #: The factor between the delays of successive attempts.
 GROWTH = 2.7
 
@@ -222,7 +222,7 @@ class SynapseRedisFactory(txredisapi.RedisFactory):  # type: ignore[misc]
 
     #: Overrides Twisted's attribute. :meth:`retry` does not read it: the delays come
     #: from ``_backoff``.
-    maxDelay = MAX_DELAY  # noqa: N815
+    maxDelay = MAX_RECONNECT_DELAY  # noqa: N815
     protocol = RedisProtocol
     replyTimeout: float  # noqa: N815 -- set by the base class
 
@@ -255,7 +255,7 @@ class SynapseRedisFactory(txredisapi.RedisFactory):  # type: ignore[misc]
         self._why = ""
         #: Whether the last attempt to connect failed.
         self._failed = False
-        self._backoff = Backoff(INITIAL_DELAY, MAX_DELAY, GROWTH, jitter)
+        self._backoff = Backoff(INITIAL_DELAY, MAX_RECONNECT_DELAY, GROWTH, jitter)
         self._ping_interval = ping_interval
         self._pings = LoopingCall(self._ping_pool)
         self._pings.clock = clock

@@ -17,7 +17,7 @@ from synapse_replication.storage import queries
 #: How long to wait for a lock that another process holds, in s.
 WAIT = 10.0
 #: The interval between two attempts to acquire the lock, in s.
-RETRY_EVERY = 0.5
+RETRY_INTERVAL = 0.5
 
 
 class _Session(Struct, frozen=True):

@@ -80,8 +80,8 @@ Tokens: TypeAlias = dict[tuple[str, str], int]
 Committed: TypeAlias = dict[tuple[str, str], tuple[list[int], int]]
 
 #: The most tokens of a writer that one read compares, for each table.
-MAX_READ: Final = 10_000
-_MAX_READ_ONCE: Final = 10 * MAX_READ
+MAX_COMPARED: Final = 10_000
+_MAX_COMPARED_ONCE: Final = 10 * MAX_COMPARED
 
 
 def read_tokens(txn: Any, writers: Mapping[tuple[str, str], str]) -> Tokens:
@@ -146,13 +146,13 @@ def find_gone(
             for sample in samples
         ]
         tops = [max(sample.values(), default=0) for sample in of_stream]
-        floor = max(0, min(tops, default=0) - MAX_READ)
+        floor = max(0, min(tops, default=0) - MAX_COMPARED)
         committed = {floor}
         for _, writer in of_stream[-1] if of_stream else ():
             committed.update(
-                committed_tokens(txn, ranges, writer, floor, max(tops), _MAX_READ_ONCE)[
-                    0
-                ]
+                committed_tokens(
+                    txn, ranges, writer, floor, max(tops), _MAX_COMPARED_ONCE
+                )[0]
             )
         ids = sorted(committed)
         widest = 0
@@ -277,7 +277,7 @@ class StoredPositionCheck:
                 tokens |= {(name, writer): id_ for writer, id_ in newest.items()}
         committed = {
             (name, writer): committed_tokens(
-                txn, tables[name], writer, after, upto, MAX_READ
+                txn, tables[name], writer, after, upto, MAX_COMPARED
             )
             for (name, writer), (after, upto) in ranges.items()
         }

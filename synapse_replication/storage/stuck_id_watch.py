@@ -37,7 +37,7 @@ _log = Logger()
 STUCK_AFTER = 10.0
 
 #: The minimum interval of queries for the session that holds a stuck id, in s.
-ASK_EVERY = 30.0
+ASK_INTERVAL = 30.0
 
 
 class _Unfinished(Struct):
@@ -81,7 +81,7 @@ class StuckIdWatch:
             if known is None or (known.id, known.instance_name) != found:
                 known = _Unfinished(*found, since=now)
             unfinished[name] = known
-            if now - known.since >= STUCK_AFTER and now - known.asked >= ASK_EVERY:
+            if now - known.since >= STUCK_AFTER and now - known.asked >= ASK_INTERVAL:
                 known.asked = now
                 Deferred.fromCoroutine(self._ask(known, generator))
         self._unfinished = unfinished

@@ -28,7 +28,7 @@ from synapse_replication.backoff import Backoff
 from synapse_replication.errors import StorageError
 from synapse_replication.handlers.timer import Timer
 from synapse_replication.storage.name_lock import (
-    RETRY_EVERY,
+    RETRY_INTERVAL,
     WAIT,
     lock_key,
     taken,
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 #: The delays between attempts to reach the database.
 _BACKOFF = Backoff(0.5, 5.0, 1.5)
 #: The interval at which the lock is checked, in s.
-CHECK_EVERY = 5.0
+LOCK_CHECK_INTERVAL = 5.0
 
 _log = Logger()
 
@@ -97,7 +97,7 @@ class WriterLock:
         self._check.stop()
 
     def _check_later(self) -> None:
-        self._check.start(CHECK_EVERY, self._start_check)
+        self._check.start(LOCK_CHECK_INTERVAL, self._start_check)
 
     def _start_check(self) -> None:
         Deferred.fromCoroutine(self._check_now())
@@ -144,5 +144,5 @@ class WriterLock:
                     holder,
                     "switch writer_lock off",
                 )
-            await self._clock.sleep(RETRY_EVERY)
-            waited += RETRY_EVERY
+            await self._clock.sleep(RETRY_INTERVAL)
+            waited += RETRY_INTERVAL

@@ -53,7 +53,7 @@ from synapse_replication.streams.stream import StreamUpdateResult
 #: The minimum time for which an empty range can be found to be false, in s, if no row
 #: follows it. If older ranges were not forgotten, the check of a writer that was idle
 #: for days would query the tokens of all these days.
-WINDOW: Final = 60.0
+EMPTY_RANGE_WINDOW: Final = 60.0
 #: The shortest interval between two checks of an empty range, in s.
 CHECK_INTERVAL: Final = 1.0
 #: The number of catch-ups that can begin without delay in a burst, and the interval
@@ -168,7 +168,7 @@ class LinkState(Struct):
 class EmptyRange(Struct):
     """The range over which the position advanced without rows, up to ``end``.
 
-    It holds at least the moves of the last :data:`WINDOW` seconds.
+    It holds at least the moves of the last :data:`EMPTY_RANGE_WINDOW` seconds.
     """
 
     start: int
@@ -179,7 +179,7 @@ class EmptyRange(Struct):
 
     def extend(self, end: int, now: float) -> None:
         """Move the end; forget moves that are older than the window."""
-        if now - self.since > WINDOW:
+        if now - self.since > EMPTY_RANGE_WINDOW:
             self.start, self.middle, self.since = self.middle, self.end, now
         self.end = end
 

@@ -39,7 +39,7 @@ from synapse_replication.wire.pending_lines import PendingLimit
 #: The delay before the first reconnection attempt, and the longest delay, in s. Jitter
 #: shortens each of them.
 INITIAL_DELAY: Final = 0.5
-MAX_DELAY: Final = 5.0
+MAX_RECONNECT_DELAY: Final = 5.0
 #: Default limit of the simultaneous connections of a factory, from all its listeners.
 MAX_CONNECTIONS: Final = 500
 #: The factor between the delays of successive attempts.
@@ -205,7 +205,7 @@ class DirectTcpReplicationClientFactory(ClientFactory):
             limit=limit,
             extension=extension,
         )
-        self._backoff = Backoff(INITIAL_DELAY, MAX_DELAY, GROWTH, jitter)
+        self._backoff = Backoff(INITIAL_DELAY, MAX_RECONNECT_DELAY, GROWTH, jitter)
         self._failures = 0
         self._where = ""
         self._start_attempt: Callable[[], object] = _do_nothing

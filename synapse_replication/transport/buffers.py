@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 from twisted.protocols.policies import ProtocolWrapper
 
 #: A transport's default read size, in bytes.
-DEFAULT_READ = 65536
+DEFAULT_READ_SIZE = 65536
 #: The largest read size, in bytes, used while the peer sends continuously.
-MAX_READ = 4 * DEFAULT_READ
+MAX_READ_SIZE = 4 * DEFAULT_READ_SIZE
 
 
 class TransportBuffers(NamedTuple):
@@ -39,14 +39,14 @@ class ReadSize:
     """
 
     def __init__(self) -> None:
-        self._size = DEFAULT_READ
+        self._size = DEFAULT_READ_SIZE
 
     def received(self, transport: Any, length: int) -> None:
         """Choose the size of the next read from the last read's length, in bytes."""
         size = self._size
         if length >= size:
-            size = min(2 * size, MAX_READ)
-        elif size > DEFAULT_READ and 2 * length <= size:
+            size = min(2 * size, MAX_READ_SIZE)
+        elif size > DEFAULT_READ_SIZE and 2 * length <= size:
             size //= 2
         if size != self._size:
             self._size = transport.bufferSize = size

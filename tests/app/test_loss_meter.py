@@ -6,7 +6,11 @@ from twisted.internet.interfaces import IReactorFromThreads
 from twisted.internet.task import deferLater
 from twisted.trial.unittest import TestCase
 
-from synapse_replication.app.loss_meter import CHECK_EVERY, LossFinding, LossMeter
+from synapse_replication.app.loss_meter import (
+    LOSS_CHECK_INTERVAL,
+    LossFinding,
+    LossMeter,
+)
 from synapse_replication.handlers.events import LinkDown, LinkUp
 from synapse_replication.storage.committed import RowIds
 from synapse_replication.storage.database import Database
@@ -61,7 +65,7 @@ class LossMeterTests(PostgresMixin, TestCase):
 
     async def check(self, times: int = 1) -> None:
         for _ in range(times):
-            self.clock.advance(CHECK_EVERY)
+            self.clock.advance(LOSS_CHECK_INTERVAL)
             await self.settle()
 
     def commit(self, *ids: int, writer: str = "w1") -> None:
@@ -134,7 +138,7 @@ class LossMeterTests(PostgresMixin, TestCase):
         self.commit(9)
         await self.check(10)
         self.assertEqual([each.token for each in self.found], [9])
-        self.assertEqual(self.meter.observed(), CHECK_EVERY * 13)
+        self.assertEqual(self.meter.observed(), LOSS_CHECK_INTERVAL * 13)
 
     async def test_position(self) -> None:
         """A POSITION beyond a gap makes readers fetch the rows in the gap."""
@@ -183,7 +187,7 @@ class LossMeterTests(PostgresMixin, TestCase):
         """A range that exceeds one read is verified in several checks."""
         from synapse_replication.app import loss_meter
 
-        self.patch(loss_meter, "MAX_READ", 3)
+        self.patch(loss_meter, "MAX_TOKENS", 3)
         self.commit(*range(6, 14))
         self.announce(*range(6, 13))
         await self.check(15)

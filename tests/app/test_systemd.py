@@ -11,7 +11,7 @@ from twisted.logger import capturedLogs
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.app.systemd import (
-    EXTEND_EVERY,
+    EXTEND_INTERVAL,
     NotifySocket,
     SystemdNotifier,
     open_notify_socket,
@@ -92,7 +92,7 @@ class NotifySocketTests(SynchronousTestCase):
         opened = open_notify_socket(environ, 7)
         assert opened is not None
         self.addCleanup(opened.close)
-        self.assertEqual(opened.feed_every, 3.0)
+        self.assertEqual(opened.feed_interval, 3.0)
 
 
 class WatchdogIntervalTests(SynchronousTestCase):
@@ -126,7 +126,7 @@ class SystemdNotifierTests(SynchronousTestCase):
         self.known = KnownReaders(self.observer)
         self.sent: list[tuple[str, ...]] = []
         self.arrives = True
-        self.notify = NotifySocket("/nowhere", feed_every=3.0)
+        self.notify = NotifySocket("/nowhere", feed_interval=3.0)
         self.addCleanup(self.notify.close)
         self.patch(self.notify, "send", self.send)
         self.notifier = SystemdNotifier(
@@ -227,11 +227,11 @@ class SystemdNotifierTests(SynchronousTestCase):
 
         self.notifier.start()
         self.notifier.up()
-        self.assignments_sent(int(4 * EXTEND_EVERY))
+        self.assignments_sent(int(4 * EXTEND_INTERVAL))
         self.assertEqual(extensions(), 5)
         self.catch_up()
         self.be_live()
-        self.assignments_sent(int(4 * EXTEND_EVERY))
+        self.assignments_sent(int(4 * EXTEND_INTERVAL))
         self.assertEqual(extensions(), 5)
 
     def test_failed_message_is_retried(self) -> None:

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.app.observers import SAMPLE_EVERY
+from synapse_replication.app.observers import SAMPLE_INTERVAL
 from synapse_replication.dropin.monitoring import Monitoring, load_hooks
 from synapse_replication.dropin.observer import hooks_of
 from synapse_replication.errors import HooksNotFoundError
@@ -89,7 +89,7 @@ class MonitoringTests(SynchronousTestCase):
         monitoring = self.start()
         self.generator.get_first_unfinished = lambda: (8, "w")
         for _ in range(3):
-            self.hs.get_reactor().advance(SAMPLE_EVERY)
+            self.hs.get_reactor().advance(SAMPLE_INTERVAL)
         (stuck,) = json.loads(monitoring.encode_status())["stuck_ids"]
         self.assertEqual((stuck["stream_name"], stuck["id"]), ("receipts", 8))
 
@@ -104,7 +104,7 @@ class MonitoringTests(SynchronousTestCase):
         self.patch(monitoring.status, "_hearing", HearingRecord(since=0.0))
         with self.assertLogs(logging.getLogger("synapse_replication")) as caught:
             now = 20.0
-            self.hs.reactor.advance(SAMPLE_EVERY)
+            self.hs.reactor.advance(SAMPLE_INTERVAL)
         (record,) = caught.records
         self.assertIn("typing/master stalled for 20 s", record.getMessage())
 

@@ -8,7 +8,7 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.dropin.notifier import (
-    PAUSE,
+    NOTIFICATION_PAUSE,
     combine_notifications,
     with_combining,
 )
@@ -82,10 +82,14 @@ class CombiningTests(SynchronousTestCase):
         self.notifier.favour(callback)
         for _ in range(5):
             self.notifier.notify_replication()
-            self.clock.advance(PAUSE / 4)
-        self.assertEqual(favoured, [PAUSE * n / 4 for n in (1, 2, 3, 4, 5)])
-        self.assertEqual(self.calls, [PAUSE / 4, PAUSE * 5 / 4])
-        self.clock.advance(PAUSE)
+            self.clock.advance(NOTIFICATION_PAUSE / 4)
+        self.assertEqual(
+            favoured, [NOTIFICATION_PAUSE * n / 4 for n in (1, 2, 3, 4, 5)]
+        )
+        self.assertEqual(
+            self.calls, [NOTIFICATION_PAUSE / 4, NOTIFICATION_PAUSE * 5 / 4]
+        )
+        self.clock.advance(NOTIFICATION_PAUSE)
         self.assertEqual(len(self.calls), 2)
         self.notifier.notify_replication()
         self.clock.advance(0)

@@ -12,7 +12,7 @@ from synapse_replication.handlers.epochs import PeerEpochs
 from synapse_replication.handlers.extension.extension import ReplicationExtension
 from synapse_replication.handlers.handler import ReplicationCommandHandler
 from synapse_replication.handlers.host_values import Identity
-from synapse_replication.handlers.relay import MAX_REMEMBERED, WINDOW, CopyFilter
+from synapse_replication.handlers.relay import COPY_WINDOW, MAX_REMEMBERED, CopyFilter
 from synapse_replication.testing.doubles import MemoryConnection
 from synapse_replication.wire.commands import (
     Command,
@@ -52,7 +52,7 @@ class CopyFilterTests(SynchronousTestCase):
     def test_copy_expires(self) -> None:
         """After the window, the same command is a new event on any link."""
         self.filter.check_and_record(COMMAND, self.one, 0)
-        self.assertFalse(self.filter.check_and_record(COMMAND, self.two, WINDOW))
+        self.assertFalse(self.filter.check_and_record(COMMAND, self.two, COPY_WINDOW))
 
     def test_first_link_is_lost(self) -> None:
         """
@@ -248,7 +248,7 @@ class ChainTests(SynchronousTestCase):
             while net.under_way and lines < 100:
                 lines += net.run(1)
                 for each in net.instances:
-                    each.host.reactor.advance(2 * WINDOW)
+                    each.host.reactor.advance(2 * COPY_WINDOW)
             self.assertLess(lines, 20)
             for calls in net.delivered()[1:]:
                 self.assertIn(LOCK, calls)

@@ -24,9 +24,9 @@ from synapse_replication.handlers.events import (
 )
 from synapse_replication.instrumentation.composite import CompositeObserver
 from synapse_replication.instrumentation.hooks import (
-    CHECK_EVERY,
     MAX_INSTANCES,
     MAX_WAITING,
+    STATUS_CHECK_INTERVAL,
     CatchUpProgress,
     CaughtUp,
     ConfigurationReloaded,
@@ -93,7 +93,9 @@ class ReplicationHooksTests(SynchronousTestCase):
             self.hooks.subscribe(kind, self.events.append)
 
     def take(self, seconds: float = 0) -> list[HookEvent]:
-        self.reactor.pump([CHECK_EVERY] * int(seconds / CHECK_EVERY) or [0])
+        self.reactor.pump(
+            [STATUS_CHECK_INTERVAL] * int(seconds / STATUS_CHECK_INTERVAL) or [0]
+        )
         self.reactor.advance(0)
         taken, self.events[:] = self.events[:], []
         return taken

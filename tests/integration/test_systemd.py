@@ -15,7 +15,7 @@ from typing import Any
 from tests.integration.deployment import PATIENCE, DeploymentTestCase
 
 #: Interval of watchdog messages in s: half of systemd's timeout.
-_FEED_EVERY = 0.2
+_FEED_INTERVAL = 0.2
 
 
 class _Manager:
@@ -92,7 +92,7 @@ class SystemdTests(DeploymentTestCase):
         environment = dict(os.environ)
         if command == "worker":
             environment["NOTIFY_SOCKET"] = str(self.folder / "notify")
-            environment["WATCHDOG_USEC"] = str(int(2e6 * _FEED_EVERY))
+            environment["WATCHDOG_USEC"] = str(int(2e6 * _FEED_INTERVAL))
         return environment
 
     def wait_for_value(self, name: str, value: str) -> None:
@@ -170,7 +170,7 @@ class SystemdTests(DeploymentTestCase):
         self.manager.forget()
         started = time.monotonic()
         self.wait_until(
-            "silence", lambda: time.monotonic() > started + 10 * _FEED_EVERY
+            "silence", lambda: time.monotonic() > started + 10 * _FEED_INTERVAL
         )
         self.assertEqual(self.manager.watchdog_times(), [])
         self.block.unlink()

@@ -22,7 +22,7 @@ from synapse_replication.redis.flow_control import (
 from synapse_replication.redis.options import RedisOptions
 from synapse_replication.redis.resp import encode
 from synapse_replication.redis.subscriber import MAX_LINE_LENGTH, RedisSubscriber
-from synapse_replication.transport.buffers import DEFAULT_READ
+from synapse_replication.transport.buffers import DEFAULT_READ_SIZE
 from synapse_replication.wire.commands import RemoteServerUpCommand, UserIpCommand
 from synapse_replication.wire.rdata import RdataGroup, RefusedLine
 from tests.redis.doubles import MemoryLink, position, rdata
@@ -80,7 +80,9 @@ class RedisSubscriberTests(SynchronousTestCase):
         memory.establish()
         message = encode(b"message", b"hs", b"REMOTE_SERVER_UP a")
         memory.deliver_data(1, message * 2000)
-        self.assertEqual(vars(memory.transports[1])["bufferSize"], 2 * DEFAULT_READ)
+        self.assertEqual(
+            vars(memory.transports[1])["bufferSize"], 2 * DEFAULT_READ_SIZE
+        )
 
     def test_message_that_is_not_a_string(self) -> None:
         """A message that is not a string aborts the link with a one-line reason."""

@@ -13,7 +13,7 @@ from synapse_replication.storage.id_generators import (
     load_id_generator,
 )
 from synapse_replication.storage.stuck_id_watch import (
-    ASK_EVERY,
+    ASK_INTERVAL,
     STUCK_AFTER,
     StuckIdWatch,
 )
@@ -117,7 +117,7 @@ class WatchTests(PostgresMixin, TestCase):
             self.check_after(0)
             self.check_after(STUCK_AFTER - 1)
             self.assertEqual(asked, [])
-            for _ in range(int(ASK_EVERY)):
+            for _ in range(int(ASK_INTERVAL)):
                 self.check_after(1)
             self.assertEqual(asked, ["find_session"])
             await self.session()

@@ -31,8 +31,8 @@ class WriterLockTests(PostgresMixin, TestCase):
         self.lost: Deferred[StorageError] = Deferred()
         for name, value in (
             ("WAIT", 0.2),
-            ("RETRY_EVERY", 0.05),
-            ("CHECK_EVERY", 0.1),
+            ("RETRY_INTERVAL", 0.05),
+            ("LOCK_CHECK_INTERVAL", 0.1),
         ):
             patch = mock.patch.object(writer_lock, name, value)
             patch.start()

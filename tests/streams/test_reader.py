@@ -11,9 +11,9 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.streams import reader as machine
 from synapse_replication.streams.reader import (
+    EMPTY_RANGE_WINDOW,
     MAX_EXPECTED,
     TABLE,
-    WINDOW,
     Action,
     Advance,
     Ask,
@@ -224,8 +224,8 @@ class PositionTests(SynchronousTestCase):
             driven.reader.announced("a", second, second + 1, driven.now)
             driven.take()
         self.assertEqual(driven.reader.position, 600)
-        self.assertGreaterEqual(driven.reader.floor, 600 - 2 * WINDOW - 2)
-        self.assertLessEqual(driven.reader.floor, 600 - WINDOW)
+        self.assertGreaterEqual(driven.reader.floor, 600 - 2 * EMPTY_RANGE_WINDOW - 2)
+        self.assertLessEqual(driven.reader.floor, 600 - EMPTY_RANGE_WINDOW)
 
     def test_recording(self) -> None:
         """A recording's positions are never reverted."""

@@ -10,7 +10,7 @@ from synapse_replication.errors import (
     UnknownCommandError,
     UnparsableLineError,
 )
-from synapse_replication.transport.buffers import DEFAULT_READ
+from synapse_replication.transport.buffers import DEFAULT_READ_SIZE
 from synapse_replication.wire.commands import (
     ClearUserSyncsCommand,
     PositionCommand,
@@ -97,7 +97,7 @@ class GreetingTests(ProtocolTestCase):
         protocol.makeConnection(self.transport)
         protocol.dataReceived(b"SERVER repl.test\n")
         protocol.dataReceived(b"REMOTE_SERVER_UP a\n" * 4000)
-        self.assertEqual(vars(self.transport)["bufferSize"], 2 * DEFAULT_READ)
+        self.assertEqual(vars(self.transport)["bufferSize"], 2 * DEFAULT_READ_SIZE)
 
     def test_relays(self) -> None:
         """Only commands received on a server's connections are relayed."""

@@ -15,8 +15,8 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.testing.certificates import PrivateAuthority
 from synapse_replication.transport.buffers import (
-    DEFAULT_READ,
-    MAX_READ,
+    DEFAULT_READ_SIZE,
+    MAX_READ_SIZE,
     ReadSize,
     TransportBuffers,
     read_buffers,
@@ -41,7 +41,7 @@ class ReadSizeTests(SynchronousTestCase):
     """Tests for ``ReadSize``."""
 
     def setUp(self) -> None:
-        self.transport = SimpleNamespace(bufferSize=DEFAULT_READ)
+        self.transport = SimpleNamespace(bufferSize=DEFAULT_READ_SIZE)
         self.read_size = ReadSize()
 
     def receive(self, *lengths: int) -> int:
@@ -52,20 +52,20 @@ class ReadSizeTests(SynchronousTestCase):
 
     def test_grows(self) -> None:
         """A read that fills its buffer doubles the size of the next one."""
-        self.assertEqual(self.receive(DEFAULT_READ - 1), DEFAULT_READ)
-        self.assertEqual(self.receive(DEFAULT_READ), 2 * DEFAULT_READ)
-        self.assertEqual(self.receive(2 * DEFAULT_READ - 1), 2 * DEFAULT_READ)
-        self.assertEqual(self.receive(2 * DEFAULT_READ), 4 * DEFAULT_READ)
+        self.assertEqual(self.receive(DEFAULT_READ_SIZE - 1), DEFAULT_READ_SIZE)
+        self.assertEqual(self.receive(DEFAULT_READ_SIZE), 2 * DEFAULT_READ_SIZE)
+        self.assertEqual(self.receive(2 * DEFAULT_READ_SIZE - 1), 2 * DEFAULT_READ_SIZE)
+        self.assertEqual(self.receive(2 * DEFAULT_READ_SIZE), 4 * DEFAULT_READ_SIZE)
 
     def test_bounded(self) -> None:
         """The size does not grow beyond a bound."""
-        self.assertEqual(self.receive(*[MAX_READ] * 9), MAX_READ)
+        self.assertEqual(self.receive(*[MAX_READ_SIZE] * 9), MAX_READ_SIZE)
 
     def test_shrinks(self) -> None:
         """When reads are small again, their size shrinks to the usual one."""
-        self.receive(*[MAX_READ] * 9)
-        self.assertEqual(self.receive(MAX_READ // 2), MAX_READ // 2)
-        self.assertEqual(self.receive(*[10] * 9), DEFAULT_READ)
+        self.receive(*[MAX_READ_SIZE] * 9)
+        self.assertEqual(self.receive(MAX_READ_SIZE // 2), MAX_READ_SIZE // 2)
+        self.assertEqual(self.receive(*[10] * 9), DEFAULT_READ_SIZE)
 
     def test_real_transport(self) -> None:
         """A real transport uses the size."""
@@ -78,12 +78,12 @@ class ReadSizeTests(SynchronousTestCase):
         transport = Connection(one, protocol, MemoryReactor())
         self.addCleanup(transport.loseConnection)
         transport.protocol = protocol
-        other.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * MAX_READ)
-        other.sendall(bytes(3 * DEFAULT_READ))
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * MAX_READ_SIZE)
+        other.sendall(bytes(3 * DEFAULT_READ_SIZE))
         transport.doRead()
         self.read_size.received(transport, received[-1])
         transport.doRead()
-        self.assertEqual(received, [DEFAULT_READ, 2 * DEFAULT_READ])
+        self.assertEqual(received, [DEFAULT_READ_SIZE, 2 * DEFAULT_READ_SIZE])
 
 
 class ReadBuffersTests(SynchronousTestCase):

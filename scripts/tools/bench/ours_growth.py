@@ -26,7 +26,7 @@ from scripts.tools.bench.traffic import (
 )
 from synapse_replication.streams.writer_positions import FIRST_POSITION, WriterPositions
 from synapse_replication.tcp.protocol import ClientReplicationStreamProtocol
-from synapse_replication.transport.buffers import DEFAULT_READ
+from synapse_replication.transport.buffers import DEFAULT_READ_SIZE
 
 #: The number of rows if another quantity grows.
 _ROWS = 100_000
@@ -53,7 +53,7 @@ class PositionedSource(Source):
 class Transport(StringTransport):
     """A transport whose reads always return ``bufferSize`` bytes."""
 
-    bufferSize = DEFAULT_READ  # noqa: N815
+    bufferSize = DEFAULT_READ_SIZE  # noqa: N815
 
 
 def _read(waiting: bytearray, lines: Iterator[bytes], size: int) -> bytes:

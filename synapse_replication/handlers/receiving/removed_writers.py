@@ -18,7 +18,7 @@ from synapse_replication.handlers.timer import Timer
 from synapse_replication.streams.stream import DrainableStream, RemovedWriter
 
 #: The time between two searches of one stream, in s.
-PAUSE: Final = 2.0
+SEARCH_PAUSE: Final = 2.0
 
 
 class RemovedWriterSearch:
@@ -71,7 +71,7 @@ class RemovedWriterSearch:
     async def _run(self) -> None:
         assert self._source is not None
         self._is_requested = False
-        delay = PAUSE
+        delay = SEARCH_PAUSE
         try:
             found = await self._source.find_removed_writers()
         except Exception as error:  # noqa: BLE001 -- reported to the observer

@@ -14,7 +14,7 @@ from synapse_replication.handlers.handler import (
     ReplicationCommandHandler,
 )
 from synapse_replication.handlers.receiving.context import ReceiverOptions
-from synapse_replication.handlers.receiving.removed_writers import PAUSE
+from synapse_replication.handlers.receiving.removed_writers import SEARCH_PAUSE
 from synapse_replication.streams.stream import RemovedWriter, StreamUpdateResult
 from synapse_replication.testing.doubles import MemoryConnection, SourceStream
 from tests.handlers.fixtures import Receiving, Row
@@ -70,7 +70,7 @@ class DrainTests(SynchronousTestCase):
 
     def rest(self) -> None:
         """Let the search that is due, and the pause after it, pass."""
-        self.host.reactor.pump([PAUSE, PAUSE])
+        self.host.reactor.pump([SEARCH_PAUSE, SEARCH_PAUSE])
 
     def remove(self, writer: str, upto: int) -> None:
         self.stream.removed = {writer: _deleted(upto)}
@@ -140,7 +140,7 @@ class DrainTests(SynchronousTestCase):
         self.assertEqual(self.stream.queries, queries + 1)
         self.stream.persist("old", 1, ["1"])
         self.remove("old", 1)
-        self.host.reactor.advance(PAUSE)
+        self.host.reactor.advance(SEARCH_PAUSE)
         self.assertEqual(self.stream.queries, queries + 2)
         self.assertEqual(fixture.host.rows.tokens("old"), [1])
         self.rest()

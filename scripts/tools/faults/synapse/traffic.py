@@ -26,7 +26,7 @@ LEAST_ROOMS, MOST_ROOMS = 4, 20
 #: ends.
 LONG_POLL, EAGER_POLL = 2.0, 0.02
 #: The minimum and maximum time between two requests of a writing user, in s.
-PAUSE = (0.2, 0.5)
+REQUEST_PAUSE = (0.2, 0.5)
 #: The delay in s after a failed request.
 PAUSE_AFTER_FAILURE = 0.3
 
@@ -256,7 +256,7 @@ class Traffic:
     def _write(self, room: Room, enough: threading.Event, seed: int) -> None:
         chance = random.Random(f"{seed} {room.number}")
         kinds, weights = list(WEIGHTS), list(WEIGHTS.values())
-        while not enough.wait(chance.uniform(*PAUSE)):
+        while not enough.wait(chance.uniform(*REQUEST_PAUSE)):
             (kind,) = chance.choices(kinds, weights)
             try:
                 room.write(kind)
