@@ -15,21 +15,21 @@ if TYPE_CHECKING:
     from synapse_replication.streams.table import TableStream
 
 
-class Detail(Struct, frozen=True):
+class LookupJoin(Struct, frozen=True):
     """A column that is joined from a further table, with at most one value per row.
 
     :ivar alias: the further table's alias in expressions.
     :ivar table: the further table, which has at most one row per key.
     :ivar column: the column to read from it.
     :ivar key: the key column, which has the same name in both tables.
-    :ivar of: the alias of the table whose rows the column is joined to.
+    :ivar parent_alias: the alias of the table whose rows the column is joined to.
     """
 
     alias: str
     table: str
     column: str
     key: str = "event_id"
-    of: str = "e"
+    parent_alias: str = "e"
 
     @property
     def lookup(self) -> str:
@@ -40,7 +40,8 @@ class Detail(Struct, frozen=True):
         """
         return (
             f"LEFT JOIN LATERAL (SELECT {self.column} FROM {self.table} "
-            f"WHERE {self.key} = {self.of}.{self.key} LIMIT 1) AS {self.alias} ON TRUE"
+            f"WHERE {self.key} = {self.parent_alias}.{self.key} LIMIT 1) "
+            f"AS {self.alias} ON TRUE"
         )
 
     @property
@@ -48,11 +49,11 @@ class Detail(Struct, frozen=True):
         """A plain join, which the planner may optimise: best for many rows."""
         return (
             f"LEFT JOIN {self.table} AS {self.alias} "
-            f"ON {self.alias}.{self.key} = {self.of}.{self.key}"
+            f"ON {self.alias}.{self.key} = {self.parent_alias}.{self.key}"
         )
 
 
-class RangeQuery(Struct, frozen=True, kw_only=True):
+class RowQueryParts(Struct, frozen=True, kw_only=True):
     """The parts of a query for all rows between two ids, of all writers.
 
     :ivar table: the table with the ids.
@@ -63,24 +64,24 @@ class RangeQuery(Struct, frozen=True, kw_only=True):
     :ivar writer_column: the column with the writers; ``None`` if the table has none.
     :ivar columns: an expression for each element of a row, in order.
     :ivar kind: the kind of these rows, if the stream has several kinds of rows.
-    :ivar written_ms: the column with the time of writing, in ms since 1970; ``None`` if
-        the table has none. The column may be missing in an older database.
+    :ivar written_ms_column: the column with the time of writing, in ms since 1970;
+        ``None`` if the table has none. An older database may lack the column.
     :ivar negative: whether ids count down.
     """
 
     table: str
     alias: str
     joined: str = ""
-    details: tuple[Detail, ...] = ()
+    details: tuple[LookupJoin, ...] = ()
     id_column: str
     writer_column: str | None
     columns: tuple[str, ...]
     kind: str | None = None
-    written_ms: str | None = None
+    written_ms_column: str | None = None
     negative: bool = False
 
     @property
-    def row(self) -> str:
+    def row_expression(self) -> str:
         """An expression for the row as JSON text. Needs the :attr:`details` joins."""
         row = f"json_build_array({', '.join(self.columns)})"
         if self.kind is not None:
@@ -101,29 +102,29 @@ class RowQuery(Struct, frozen=True):
     """
 
     sql: str
-    range: RangeQuery
+    range: RowQueryParts
     distinct: bool = False
 
 
-def query_of_one_table(of: RangeQuery, *, distinct: bool = False) -> RowQuery:
+def query_of_one_table(parts: RowQueryParts, *, distinct: bool = False) -> RowQuery:
     """Return the query for rows whose columns are all in one table.
 
     PostgreSQL encodes the rows as JSON, since a timestamp or a numeric column has no
     other representation that every peer can read.
     """
-    token, order, bounds = id_expressions(identifier(of.id_column), of.negative)
+    token, order, bounds = id_expressions(identifier(parts.id_column), parts.negative)
     writer = "TRUE"
-    if of.writer_column is not None:
-        writer = f"{identifier(of.writer_column)} = %(instance_name)s"
+    if parts.writer_column is not None:
+        writer = f"{identifier(parts.writer_column)} = %(instance_name)s"
     return RowQuery(
         f"""
-        SELECT {token}, {of.row}
-        FROM {identifier(of.table)} AS {of.alias}
+        SELECT {token}, {parts.row_expression}
+        FROM {identifier(parts.table)} AS {parts.alias}
         WHERE {writer} AND {bounds}
         ORDER BY {order}
         FETCH FIRST %(limit)s ROWS WITH TIES
         """,
-        of,
+        parts,
         distinct,
     )
 
@@ -131,7 +132,7 @@ def query_of_one_table(of: RangeQuery, *, distinct: bool = False) -> RowQuery:
 def declared_query(declaration: TableStream) -> RowQuery:
     """Return the query for the rows of a declared stream."""
     return query_of_one_table(
-        RangeQuery(
+        RowQueryParts(
             table=declaration.table,
             alias="source",
             id_column=declaration.id_column,

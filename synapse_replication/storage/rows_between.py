@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from synapse_replication.storage.database import Transaction
 from synapse_replication.storage.queries import identifier
-from synapse_replication.storage.row_queries import RangeQuery
+from synapse_replication.storage.row_queries import RowQueryParts
 from synapse_replication.streams.between import PositionedRow, RowsBetween
 from synapse_replication.streams.rows import RowCodec
 from synapse_replication.streams.tokens import (
@@ -17,7 +17,7 @@ from synapse_replication.streams.tokens import (
 
 def read_rows_between(
     txn: Transaction,
-    query: RangeQuery,
+    query: RowQueryParts,
     codec: RowCodec[object],
     writer: str,
     low: MultiWriterStreamToken,
@@ -48,7 +48,7 @@ def read_rows_between(
     index = f"{id_} < %s AND {id_} >= %s AND " if query.negative else ""
     index_bounds = (-low.stream, -high.get_max_stream_pos()) if query.negative else ()
     txn.execute(
-        f"SELECT {token}, {writer_column}, {query.row} "
+        f"SELECT {token}, {writer_column}, {query.row_expression} "
         f"FROM {identifier(query.table)} AS {query.alias} {query.joined} "
         f"WHERE {index}{bounds.sql} "
         f"ORDER BY {token} FETCH FIRST %s ROWS WITH TIES",

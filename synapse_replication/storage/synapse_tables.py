@@ -25,9 +25,9 @@ from msgspec.structs import replace
 
 from synapse_replication.storage.queries import id_expressions
 from synapse_replication.storage.row_queries import (
-    Detail,
-    RangeQuery,
+    LookupJoin,
     RowQuery,
+    RowQueryParts,
     query_of_one_table,
 )
 from synapse_replication.streams.standard.registry import (
@@ -48,11 +48,11 @@ _EVENT_TABLES = frozenset({"events", "ex_outlier_stream"})
 _OF_EVENT = "event_id, room_id, type, outlier"
 
 _ABOUT_EVENT = (
-    Detail("s", "state_events", "state_key"),
-    Detail("r", "redactions", "redacts"),
-    Detail("l", "event_relations", "relates_to_id"),
-    Detail("m", "room_memberships", "membership"),
-    Detail("x", "rejections", "event_id"),
+    LookupJoin("s", "state_events", "state_key"),
+    LookupJoin("r", "redactions", "redacts"),
+    LookupJoin("l", "event_relations", "relates_to_id"),
+    LookupJoin("m", "room_memberships", "membership"),
+    LookupJoin("x", "rejections", "event_id"),
 )
 
 
@@ -67,25 +67,26 @@ _JOINED_EVENT = (
 )
 
 
-def _event_query(of: RangeQuery) -> RowQuery:
+def _event_query(parts: RowQueryParts) -> RowQuery:
     """Return a query that selects a page of event ids, then joins the events' details.
 
     The record of a deleted event has ``NULL`` instead of a row, so that the end of the
     page is known nevertheless.
 
-    :param of: a table with ``event_id``, ``instance_name`` and the id column.
+    :param parts: a table with ``event_id``, ``instance_name`` and the id column.
     """
-    token, order, bounds = id_expressions(of.id_column, of.negative)
+    token, order, bounds = id_expressions(parts.id_column, parts.negative)
     alias, event_columns, event = "e", _OF_EVENT, ""
-    if of.table != "events":
+    if parts.table != "events":
         alias, event_columns, event = _JOINED_EVENT
-    of = replace(of, alias=alias, joined=event, details=_ABOUT_EVENT)
+    parts = replace(parts, alias=alias, joined=event, details=_ABOUT_EVENT)
     return RowQuery(
         f"""
-        SELECT {alias}.token, CASE WHEN e.event_id IS NOT NULL THEN {of.row} END
+        SELECT {alias}.token,
+            CASE WHEN e.event_id IS NOT NULL THEN {parts.row_expression} END
         FROM (
             SELECT {token} AS token, {event_columns}
-            FROM {of.table}
+            FROM {parts.table}
             WHERE instance_name = %(instance_name)s AND {bounds}
             ORDER BY {order}
             FETCH FIRST %(limit)s ROWS WITH TIES
@@ -94,24 +95,24 @@ def _event_query(of: RangeQuery) -> RowQuery:
         {" ".join(detail.lookup for detail in _ABOUT_EVENT)}
         ORDER BY {alias}.token
         """,
-        of,
+        parts,
     )
 
 
 def _query_of(stream: StandardStream, table: RowTable) -> RowQuery:
-    of = RangeQuery(
+    parts = RowQueryParts(
         table=table.ids.table,
         alias="source",
         id_column=table.ids.id_column,
         writer_column=table.ids.writer_column,
         columns=tuple(map(_expression, table.columns)),
         kind=table.kind,
-        written_ms=table.written_ms,
+        written_ms_column=table.written_ms,
         negative=stream.negative,
     )
-    if of.table in _EVENT_TABLES:
-        return _event_query(of)
-    return query_of_one_table(of, distinct=table.distinct)
+    if parts.table in _EVENT_TABLES:
+        return _event_query(parts)
+    return query_of_one_table(parts, distinct=table.distinct)
 
 
 def _expression(column: str) -> str:

@@ -67,7 +67,7 @@ def find_present(txn: cursor, streams: Iterable[CatalogStream]) -> dict[str, Pre
         written, by_id, by_writer, nullable = set(), set(), set(), set()
         for range_ in (query.range for query in stream.queries):
             columns, indexes = found.get(range_.table, ({}, ()))
-            if range_.written_ms in columns:
+            if range_.written_ms_column in columns:
                 written.add(range_.table)
             if any(index["columns"][:1] == [range_.id_column] for index in indexes):
                 by_id.add(range_.table)

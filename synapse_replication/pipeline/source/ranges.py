@@ -192,8 +192,8 @@ def _select(
 ) -> str:
     range_ = query.range
     written = "NULL::bigint"
-    if range_.written_ms is not None and range_.table in part.present.written:
-        written = f"{_column(query, range_.written_ms)} * 1000"
+    if range_.written_ms_column is not None and range_.table in part.present.written:
+        written = f"{_column(query, range_.written_ms_column)} * 1000"
     names = dict(part.stream.table.kinds)[range_.kind]
     found = dict(zip(names, range_.columns, strict=True))
     if range_.kind is not None:

@@ -23,7 +23,7 @@ from synapse_replication.pipeline.archive.run import ArchiveSettings, run_archiv
 from synapse_replication.pipeline.archive.store import open_store
 from synapse_replication.pipeline.settings import settings_of_dsn
 from synapse_replication.pipeline.tables import standard_tables
-from synapse_replication.storage.row_queries import RangeQuery
+from synapse_replication.storage.row_queries import RowQueryParts
 from synapse_replication.storage.synapse_tables import STANDARD_QUERIES
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS
 from synapse_replication.testing.servers import shared_postgres
@@ -86,7 +86,7 @@ class _Case:
     """A row with one unusual value, in its own table or in one that it refers to."""
 
     stream: str
-    of: RangeQuery
+    of: RowQueryParts
     table: str
     column: str
     type_: str
@@ -96,7 +96,7 @@ class _Case:
     def is_refused(self) -> bool:
         """Whether PostgreSQL cannot convert the value to what the archive stores."""
         times = [name for name in self.of.columns if name.endswith("_ts")]
-        converted = {*times, self.of.written_ms, "data"}
+        converted = {*times, self.of.written_ms_column, "data"}
         return self.column in converted and not _POISON[self.type_][self.value]
 
     @property
@@ -139,10 +139,10 @@ class PoisonRowTests(SynchronousTestCase):
         for of in (
             each.range for queries in STANDARD_QUERIES.values() for each in queries
         ):
-            if of.written_ms is not None:
+            if of.written_ms_column is not None:
                 self.cursor.execute(
                     f"ALTER TABLE {of.table} "
-                    f"ADD COLUMN IF NOT EXISTS {of.written_ms} bigint"
+                    f"ADD COLUMN IF NOT EXISTS {of.written_ms_column} bigint"
                 )
         self.cursor.execute(
             "SELECT table_name, column_name, udt_name FROM information_schema.columns "
@@ -152,7 +152,7 @@ class PoisonRowTests(SynchronousTestCase):
         for table, column, type_ in self.cursor.fetchall():
             self.types.setdefault(table, {})[column] = type_
 
-    def tables_of(self, of: RangeQuery) -> list[str]:
+    def tables_of(self, of: RowQueryParts) -> list[str]:
         """Return the tables with the columns of a query's rows, its own one first."""
         events = ["events"] if of.joined else []
         return [of.table, *events, *(detail.table for detail in of.details)]
@@ -169,7 +169,7 @@ class PoisonRowTests(SynchronousTestCase):
                             for value in _POISON[type_]:
                                 yield _Case(stream, of, table, column, type_, value)
 
-    def add(self, of: RangeQuery, id_: int, case: _Case | None = None) -> None:
+    def add(self, of: RowQueryParts, id_: int, case: _Case | None = None) -> None:
         """Write a row, and the rows of other tables about the same event."""
         id_ = -id_ if of.negative else id_
         for table in self.tables_of(of):
