@@ -34,7 +34,7 @@ from synapse_replication.pipeline.archive.log import (
 )
 from synapse_replication.pipeline.archive.store import ArchiveStore, open_archive
 from synapse_replication.pipeline.archive.table import ArchiveTable
-from synapse_replication.pipeline.source.connections import pinned, reading
+from synapse_replication.pipeline.source.connections import reading
 from synapse_replication.pipeline.source.offsets import StreamOffset
 from synapse_replication.pipeline.source.options import SourceOptions
 from synapse_replication.pipeline.source.planning import Planner
@@ -251,12 +251,11 @@ def _stored(
     planner = Planner(options, continuous=True)
     with reading(options.conninfo) as txn:
         selections = [s for s in planner.select(txn) if s.stream.name == stream]
-        parts = planner.parts(txn, selections, {stream: start}, {stream: end})
-        conninfo = pinned(options.conninfo, txn.connection)
-    with connected(conninfo) as connection:
-        for part in parts:
+        plan = planner.plan(txn, selections, {stream: start}, {stream: end})
+    with connected(plan.conninfo) as connection:
+        for part in plan.parts:
             skipped: list[SkippedId] = []
-            batches = list(read_part(connection, conninfo, part, skipped=skipped))
+            batches = list(read_part(connection, plan.conninfo, part, skipped=skipped))
             for each in skipped:
                 report(str(each))
             if batches:

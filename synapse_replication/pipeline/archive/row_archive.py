@@ -26,11 +26,11 @@ from synapse_replication.pipeline.source.completeness import (
     last_allocated_id,
     stored_positions,
 )
-from synapse_replication.pipeline.source.connections import pinned, reading
+from synapse_replication.pipeline.source.connections import reading
 from synapse_replication.pipeline.source.offsets import StreamOffset
 from synapse_replication.pipeline.source.options import SourceOptions
 from synapse_replication.pipeline.source.partitions import IDS_PER_TASK, pack
-from synapse_replication.pipeline.source.planning import Planner
+from synapse_replication.pipeline.source.planning import Plan, Planner
 from synapse_replication.pipeline.source.ranges import Part
 from synapse_replication.pipeline.source.reading import SkippedId, connected, read_part
 
@@ -89,8 +89,6 @@ class RowsArchiver:
 
     def __attrs_post_init__(self) -> None:
         self._planner = Planner(self._options, continuous=True)
-        #: libpq's parameters for the tasks, from the last plan.
-        self._conninfo: Mapping[str, Any] = {}
         #: The tables of the archived streams; empty before :meth:`archive`.
         self.tables: dict[str, ArchiveTable] = {}
         #: The offset up to which each stream is archived, including ids without rows.
@@ -112,19 +110,19 @@ class RowsArchiver:
             no table of any stream, the archive is ahead of the database, or another
             driver has committed. No rows are lost.
         """
-        parts, start, end = self._plan(report)
-        left = sum(part.size for part in parts)
+        plan = self._plan(report)
+        left = sum(part.size for part in plan.parts)
         spark = self._spark if left > FEW_ROWS else None
         if left:
             report(f"{left:,} ids to archive")
-        for batch in batches_of(parts, start, end, self._limit(spark)):
+        for batch in batches_of(plan, self._limit(spark)):
             if stopped():
                 return
             begun = time.monotonic()
-            written = self._write(batch, spark)
+            written = self._write(batch, plan.conninfo, spark)
             left -= batch.ids
             done(written, time.monotonic() - begun, left)
-        self.offsets.update(end)
+        self.offsets.update(plan.end)
 
     def _limit(self, spark: Spark | None) -> int:
         """Return the maximum number of ids in a batch."""
@@ -152,9 +150,7 @@ class RowsArchiver:
                     lag[stream.name, writer] = max(0, behind)
         return lag
 
-    def _plan(
-        self, report: Callable[[str], object]
-    ) -> tuple[list[Part], dict[str, StreamOffset], dict[str, StreamOffset]]:
+    def _plan(self, report: Callable[[str], object]) -> Plan:
         with reading(self._options.conninfo) as txn:
             selections = self._planner.select(txn)
             if not selections:
@@ -172,9 +168,7 @@ class RowsArchiver:
                 self.tables[name].check_sole_driver()
             start = {s.stream.name: self.offsets[s.stream.name] for s in selections}
             end = self._planner.latest(txn, selections, start)
-            parts = self._planner.parts(txn, selections, start, end)
-            self._conninfo = pinned(self._options.conninfo, txn.connection)
-        return parts, start, end
+            return self._planner.plan(txn, selections, start, end)
 
     def _open(self, stream: str, report: Callable[[str], object]) -> ArchiveTable:
         uri = self._store.stream_uri(stream)
@@ -184,9 +178,11 @@ class RowsArchiver:
             report(str(damaged))
         return table
 
-    def _write(self, batch: Batch, spark: Spark | None) -> WrittenRows:
+    def _write(
+        self, batch: Batch, conninfo: Mapping[str, Any], spark: Spark | None
+    ) -> WrittenRows:
         today = datetime.datetime.now(datetime.timezone.utc).date()
-        write = functools.partial(write_parts, self._store, self._conninfo, today)
+        write = functools.partial(write_parts, self._store, conninfo, today)
         tasks = pack(batch.parts, None)
         results = run_tasks(write, tasks, spark)
         files = [file for found, _ in results for file in found]
@@ -200,27 +196,21 @@ class RowsArchiver:
         return WrittenRows(rows, len(files), [s for _, found in results for s in found])
 
 
-def batches_of(
-    parts: Iterable[Part],
-    start: Mapping[str, StreamOffset],
-    end: Mapping[str, StreamOffset],
-    limit: int,
-) -> Iterator[Batch]:
-    """Group parts into batches, one stream after another.
+def batches_of(plan: Plan, limit: int) -> Iterator[Batch]:
+    """Group the parts of a plan into batches, one stream after another.
 
-    :param parts: the parts, which cover all rows between ``start`` and ``end``.
     :param limit: the maximum number of ids in a batch, unless a single part has more.
     """
-    ordered = sorted(parts, key=lambda p: (p.stream.name, p.low, p.high))
+    ordered = sorted(plan.parts, key=lambda p: (p.stream.name, p.low, p.high))
     last = {part.stream.name: part for part in ordered}
     for batch in batched(ordered, lambda part: part.size, limit):
         offsets = {}
         # All rows of a stream up to the last id of its last part are in this batch or
         # in earlier ones.
         for name, part in {part.stream.name: part for part in batch}.items():
+            end = plan.end[name]
             is_last = part is last[name]
-            upto = start[name].towards(end[name], part.high)
-            offsets[name] = end[name] if is_last else upto
+            offsets[name] = end if is_last else plan.start[name].towards(end, part.high)
         yield Batch(batch, offsets)
 
 

@@ -52,7 +52,7 @@ def scan_rows(settings: PipelineSettings, *columns: str, **options: str) -> Scan
     plan = Planner(checked, continuous=False).batch()
     schema = with_texts(ROWS_SCHEMA, *columns)
     read = functools.partial(read_parts, plan.conninfo, schema=schema)
-    ids = sum(part.size for parts in plan.tasks for part in parts)
+    ids = sum(part.size for part in plan.parts)
     return Scan(schema, plan.tasks, read, ids)
 
 

@@ -77,13 +77,19 @@ def _both(
 
 @attrs.frozen
 class Plan:
-    """The tasks of a read.
+    """The rows to read.
 
     :ivar conninfo: libpq's parameters for the tasks; see :func:`.connections.pinned`.
+    :ivar start: the offset of each stream after which the rows are.
+    :ivar end: the offset up to which they are.
+    :ivar parts: the parts of all tasks.
     :ivar tasks: the parts of each task.
     """
 
     conninfo: Mapping[str, Any] = attrs.field(repr=False)
+    start: Mapping[str, StreamOffset]
+    end: Mapping[str, StreamOffset]
+    parts: list[Part]
     tasks: list[tuple[Part, ...]]
 
 
@@ -228,20 +234,7 @@ class Planner:
         end: Mapping[str, StreamOffset],
         wanted: Wanted = EVERYTHING,
     ) -> Plan:
-        """Divide the rows between two offsets into tasks."""
-        parts = self.parts(txn, selections, start, end, wanted)
-        conninfo = pinned(self._options.conninfo, txn.connection)
-        return Plan(conninfo, pack(parts, self._options.num_partitions))
-
-    def parts(
-        self,
-        txn: cursor,
-        selections: list[Selection],
-        start: Mapping[str, StreamOffset],
-        end: Mapping[str, StreamOffset],
-        wanted: Wanted = EVERYTHING,
-    ) -> list[Part]:
-        """Divide the rows between two offsets into the parts of all tasks."""
+        """Divide the rows between two offsets into parts and tasks."""
         options = self._options
         if options.writers is not None:
             wanted = wanted.only(Wanted(writers=frozenset(options.writers)))
@@ -253,7 +246,10 @@ class Planner:
             part = wanted.of(selection.between(at, upto))
             if part.size > 0 and (narrowed := narrow(txn, part)) is not None:
                 found.append(narrowed)
-        return split(found, options.num_partitions)
+        parts = split(found, options.num_partitions)
+        conninfo = pinned(options.conninfo, txn.connection)
+        tasks = pack(parts, options.num_partitions)
+        return Plan(conninfo, start, end, parts, tasks)
 
 
 def _instance_name(txn: cursor, instance_id: int) -> str:

@@ -24,16 +24,15 @@ class PartitionTests(SynchronousTestCase):
     def test_partitions(self) -> None:
         """A partition contains the parts of its task, also after pickling."""
         tasks = plan(extract_dsn(), numPartitions="3")
-        partitions = pickle.loads(
-            pickle.dumps(partitions_of(Plan({"dbname": "x"}, tasks)))
-        )
+        made = Plan({"dbname": "x"}, {}, {}, [], tasks)
+        partitions = pickle.loads(pickle.dumps(partitions_of(made)))
         self.assertEqual([partition.parts for partition in partitions], tasks)
         self.assertEqual(partitions[0].conninfo, {"dbname": "x"})
         self.assertGreater(len(tasks), 1)
 
     def test_nothing(self) -> None:
         """If there is nothing to read, there is one partition without parts."""
-        (partition,) = partitions_of(Plan({}, []))
+        (partition,) = partitions_of(Plan({}, {}, {}, [], []))
         self.assertEqual(partition.parts, ())
         self.assertEqual(list(read_parts({}, partition.parts)), [])
 
