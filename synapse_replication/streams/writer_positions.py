@@ -64,11 +64,10 @@ MAX_RANGES = 10_000
 class FinishedIds:
     """A set of ids, stored as ranges: compact if there are few gaps.
 
-    :param max_ranges: the most ranges; if there are more, the greatest is dropped.
+    If there are more than :data:`MAX_RANGES`, the greatest is dropped.
     """
 
-    def __init__(self, max_ranges: int = MAX_RANGES) -> None:
-        self._max_ranges = max_ranges
+    def __init__(self) -> None:
         self._starts: list[int] = []
         self._ends: list[int] = []
 
@@ -103,7 +102,7 @@ class FinishedIds:
         else:
             starts.insert(after, id_)
             ends.insert(after, id_)
-            if len(starts) > self._max_ranges:
+            if len(starts) > MAX_RANGES:
                 del starts[-1], ends[-1]
 
     def run_from(self, id_: int) -> int:

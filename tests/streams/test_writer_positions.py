@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings, strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
+from synapse_replication.streams import writer_positions
 from synapse_replication.streams.writer_positions import FinishedIds, WriterPositions
 
 
@@ -40,7 +41,8 @@ class FinishedIdsTests(SynchronousTestCase):
 
     def test_bounded(self) -> None:
         """Beyond the limit, the greatest range, which is reached last, is evicted."""
-        finished = FinishedIds(max_ranges=2)
+        self.patch(writer_positions, "MAX_RANGES", 2)
+        finished = FinishedIds()
         for id_ in (9, 5, 7, 3):
             finished.add(id_)
         self.assertEqual([i for i in range(10) if i in finished], [3, 5])

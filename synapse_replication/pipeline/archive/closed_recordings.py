@@ -47,9 +47,7 @@ def find_closed_recordings(paths: Iterable[str | os.PathLike[str]]) -> list[Path
 
 
 def plan_recordings(
-    recordings: Iterable[Path],
-    archived_size: Callable[[str], int | None],
-    batch_bytes: int = BATCH_BYTES,
+    recordings: Iterable[Path], archived_size: Callable[[str], int | None]
 ) -> Iterator[dict[Path, int]]:
     """Yield the new recordings in batches, with their sizes in bytes.
 
@@ -70,7 +68,7 @@ def plan_recordings(
                 "Archive only closed recordings, such as those that "
                 "'synapse-replication record' writes, or rename this file"
             )
-    for paths in batched(new, new.__getitem__, batch_bytes):
+    for paths in batched(new, new.__getitem__, BATCH_BYTES):
         yield {path: new[path] for path in paths}
 
 

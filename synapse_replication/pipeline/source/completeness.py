@@ -158,7 +158,7 @@ class CompletenessReader:
         greatest = 0
         for query in stream.queries:
             if query.range.table in present.by_id:
-                sql = ids_sql(everything, query, limit=1, last=True)
+                sql = ids_sql(everything, query, 1, last=True)
             elif query.range.table in present.tables:
                 sql = _greatest_sql(query.range.table, query.range.id_column)
             else:

@@ -35,7 +35,7 @@ def narrow(txn: cursor, part: Part) -> Part | None:
         table = query.range.table
         if table in part.present.by_id:
             for ends, last in ((lows, False), (highs, True)):
-                txn.execute(ids_sql(part, query, limit=1, last=last))
+                txn.execute(ids_sql(part, query, 1, last=last))
                 ends += [id_ for (id_,) in txn.fetchall()]
         elif table in part.present.tables:
             # Without an index that begins with the id, a table's least and greatest id
@@ -156,7 +156,7 @@ def _first_tokens(part: Part, limit: int) -> str:
     The database counts them, because there may be too many to fetch.
     """
     return " UNION ALL ".join(
-        ids_sql(part, query, limit=limit + 1)
+        ids_sql(part, query, limit + 1)
         for query in part.stream.queries
         if query.range.table in part.present.tables
     )

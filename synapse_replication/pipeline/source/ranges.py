@@ -88,6 +88,7 @@ class Part(Selection):
     :ivar low: the exclusive lower bound of the ids.
     :ivar high: the inclusive upper bound of the ids.
     :ivar writers: the writers whose rows are read; ``None`` for all.
+    :ivar only_keys: whether to read only the columns that all streams have.
     """
 
     start: StreamOffset
@@ -95,6 +96,7 @@ class Part(Selection):
     low: int
     high: int
     writers: frozenset[str] | None = None
+    only_keys: bool = False
 
     @property
     def size(self) -> int:
@@ -131,27 +133,26 @@ class Part(Selection):
         return attrs.evolve(self, low=low, high=high)
 
 
-def range_sql(part: Part, *, with_columns: bool = True) -> str:
+def range_sql(part: Part) -> str:
     """Return the query for the rows of a part.
 
-    The columns are ``stream_id``, ``instance_name``, ``written_us`` (µs since 1970) and
-    the columns of the stream's table. Rows are ordered by token, then by query, then by
-    column values, so that every read returns them in the same order.
+    The columns are ``stream_id``, ``instance_name``, ``written_us`` (µs since 1970)
+    and, unless ``only_keys`` is set, the columns of the stream's table. Rows are
+    ordered by token, then by query, then by column values, so that every read returns
+    them in the same order.
 
     If the part joins details, those of each query are joined whose detail tables are
     all in ``present.joinable``. Other details are looked up row by row.
-
-    :param with_columns: whether to read columns other than the first three.
     """
     stream = part.stream
-    columns = stream.table.columns if with_columns else ()
+    columns = () if part.only_keys else stream.table.columns
     names = "".join(f", {identifier(column.name)}" for column in columns)
     plain: list[str] = []
     distinct: list[str] = []
     for query_index, query in enumerate(stream.queries):
         if query.range.table not in part.present.tables:
             continue
-        of_query = stream.table.columns if with_columns or query.distinct else ()
+        of_query = stream.table.columns if query.distinct else columns
         select = _select(part, query, of_query, query_index)
         if of_query:
             select += f" {_details(part, query)}"
@@ -295,9 +296,7 @@ def _is_one_of(writer: str, names: Iterable[str]) -> str:
     return f"{writer} = ANY(ARRAY[{', '.join(map(literal, sorted(names)))}]::text[])"
 
 
-def ids_sql(
-    part: Part, query: RowQuery, *, limit: int | None = None, last: bool = False
-) -> str:
+def ids_sql(part: Part, query: RowQuery, limit: int, *, last: bool = False) -> str:
     """Return the query for the tokens of a part in one table, in order.
 
     The query returns at most ``limit`` tokens. If the table has an index on the id, the
@@ -308,9 +307,7 @@ def ids_sql(
     """
     range_ = query.range
     order = "DESC" if last is not range_.negative else "ASC"
-    end = f"ORDER BY {_column(query, range_.id_column)} {order}"
-    if limit is not None:
-        end += f" LIMIT {limit}"
+    end = f"ORDER BY {_column(query, range_.id_column)} {order} LIMIT {limit}"
     return " UNION ALL ".join(
         f"(SELECT {_token(query)}::bigint AS stream_id "
         f"FROM {identifier(range_.table)} AS {range_.alias} "

@@ -72,9 +72,8 @@ def read_parts(
     only_keys = columns is not None and columns <= {"stream", *KEY_COLUMNS.names}
     with connected(conninfo) as connection:
         for part in parts:
-            for batch in read_part(
-                connection, conninfo, part, with_columns=not only_keys
-            ):
+            part = attrs.evolve(part, only_keys=only_keys)
+            for batch in read_part(connection, conninfo, part):
                 yield (
                     batch
                     if schema is None
@@ -115,11 +114,9 @@ def read_part(
     connection: Connection,
     conninfo: Mapping[str, Any],
     part: Part,
-    *,
-    with_columns: bool = True,
     skipped: list[SkippedId] | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Read one part; yield batches of the key columns and, if wanted, typed columns.
+    """Read one part; yield batches of the key columns and the typed columns.
 
     Closing the iterator early cancels the query.
 
@@ -128,7 +125,6 @@ def read_part(
     found, without repeating the rows that were yielded.
 
     :param conninfo: the parameters of the connection, for error messages.
-    :param with_columns: whether to also read the typed columns of the stream's table.
     :param skipped: receives the ids whose rows cannot be read because of their content;
         ``None`` to fail.
     :raises PipelineError: if the query fails.
@@ -138,7 +134,7 @@ def read_part(
     while todo:
         part = todo.pop()
         try:
-            for batch in _query(connection, conninfo, part, with_columns=with_columns):
+            for batch in _query(connection, conninfo, part):
                 if (rows := _after(batch, last)).num_rows:
                     yield rows
                     last = tuple(rows.column(i)[-1].as_py() for i in (0, 1))
@@ -191,15 +187,10 @@ def _explain(conninfo: Mapping[str, Any], part: Part) -> SkippedId | None:
 
 
 def _query(
-    connection: Connection,
-    conninfo: Mapping[str, Any],
-    part: Part,
-    *,
-    with_columns: bool,
+    connection: Connection, conninfo: Mapping[str, Any], part: Part
 ) -> Iterator[pa.RecordBatch]:
     import adbc_driver_manager
 
-    sql = range_sql(part, with_columns=with_columns)
     index = _RowIndex()
     options = {"adbc.postgresql.batch_size_hint_bytes": str(_BATCH_BYTES)}
     failures = adbc_driver_manager.Error, pa.ArrowException, OSError
@@ -209,10 +200,10 @@ def _query(
                 cursor.execute(_settings_sql(part))
                 cursor.fetchall()
                 cursor.adbc_statement.set_options(**options)
-                cursor.execute(sql)
+                cursor.execute(range_sql(part))
                 for batch in cursor.fetch_record_batch():
                     if batch.num_rows:
-                        yield _shaped(batch, index, part, with_columns=with_columns)
+                        yield _shaped(batch, index, part)
         finally:
             cursor.adbc_cancel()
             connection.rollback()
@@ -256,13 +247,9 @@ class _RowIndex:
         return pa.array(index.astype(np.int32))
 
 
-def _shaped(
-    batch: pa.RecordBatch, index: _RowIndex, part: Part, *, with_columns: bool
-) -> pa.RecordBatch:
+def _shaped(batch: pa.RecordBatch, index: _RowIndex, part: Part) -> pa.RecordBatch:
     tokens, writers, written = batch.columns[:3]
-    schema = part.stream.table.arrow_schema
-    if not with_columns:
-        schema = KEY_COLUMNS
+    schema = KEY_COLUMNS if part.only_keys else part.stream.table.arrow_schema
     columns = [
         tokens,
         index.of(tokens),

@@ -7,6 +7,7 @@ from pathlib import Path
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import PipelineError
+from synapse_replication.pipeline.archive import closed_recordings
 from synapse_replication.pipeline.archive.closed_recordings import (
     find_closed_recordings,
     plan_recordings,
@@ -58,13 +59,14 @@ class PlanTests(SynchronousTestCase):
 
     def plan(self, archived: dict[str, int], *sizes: int) -> list[dict[str, int]]:
         """Plan recordings with these sizes, which are named by their indexes."""
+        self.patch(closed_recordings, "BATCH_BYTES", 10)
         paths = [Path(self.mktemp() + str(index)) for index, _ in enumerate(sizes)]
         for path, size in zip(paths, sizes, strict=True):
             path.write_bytes(b"x" * size)
         known = {path.name: archived.get(path.name[-1]) for path in paths}
         return [
             {path.name[-1]: size for path, size in batch.items()}
-            for batch in plan_recordings(paths, known.get, batch_bytes=10)
+            for batch in plan_recordings(paths, known.get)
         ]
 
     def test_each_once(self) -> None:
@@ -93,10 +95,11 @@ class PlanTests(SynchronousTestCase):
         for path in paths:
             path.write_bytes(b"12345")
         archived = {paths[2].name: 5}
-        batches = plan_recordings(paths, archived.get, batch_bytes=5)
+        self.patch(closed_recordings, "BATCH_BYTES", 5)
+        batches = plan_recordings(paths, archived.get)
         self.assertEqual(next(batches), {paths[0]: 5})
         paths[2].unlink()
         self.assertEqual(list(batches), [{paths[1]: 5}])
         paths[2].write_bytes(b"123456")
-        grown = plan_recordings(paths, archived.get, batch_bytes=5)
+        grown = plan_recordings(paths, archived.get)
         self.assertRaises(PipelineError, next, grown)

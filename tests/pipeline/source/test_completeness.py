@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import attrs
 import psycopg2
 from psycopg2.extensions import cursor
 from twisted.trial.unittest import SynchronousTestCase
@@ -114,7 +115,7 @@ class CompletenessReaderTests(SynchronousTestCase):
         self.assertEqual(found["times"].by_writer, frozenset())
         selection = Selection(streams[1], found["times"], "a")
         part = selection.between(StreamOffset(), StreamOffset(9))
-        self.txn.execute(range_sql(part, with_columns=False))
+        self.txn.execute(range_sql(attrs.evolve(part, only_keys=True)))
         self.assertEqual(self.txn.fetchall(), [(5, "a", None)])
 
     def test_positions(self) -> None:
@@ -164,7 +165,8 @@ class CompletenessReaderTests(SynchronousTestCase):
             present = find_present(self.txn, [self.stream])["orders"]
             selection = Selection(self.stream, present, "a")
             end = StreamOffset(3, {"a": 3, "b": 3})
-            sql = range_sql(selection.between(StreamOffset(), end), with_columns=False)
+            part = selection.between(StreamOffset(), end)
+            sql = range_sql(attrs.evolve(part, only_keys=True))
             self.txn.execute(sql)
             found = [(token, writer) for token, writer, _ in self.txn.fetchall()]
             rows = [(1, "b"), (2, "a"), (3, "a")] if nullable else [(1, "b"), (3, "a")]

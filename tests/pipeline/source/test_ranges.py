@@ -41,7 +41,7 @@ class SqlTests(SynchronousTestCase):
     """Tests for the SQL text, with a declared stream that has negative ids."""
 
     def ids(self, part: Part) -> str:
-        sql = ids_sql(part, STREAM.queries[0])
+        sql = ids_sql(part, STREAM.queries[0], 1)
         return sql[sql.index(" WHERE ") + 7 :]
 
     def test_literal(self) -> None:
@@ -72,7 +72,7 @@ class SqlTests(SynchronousTestCase):
         """
         part = SELECTION.between(StreamOffset(), StreamOffset(9))
         for last, order in ((False, "DESC"), (True, "ASC")):
-            sql = ids_sql(part, STREAM.queries[0], limit=2, last=last)
+            sql = ids_sql(part, STREAM.queries[0], 2, last=last)
             self.assertRegex(sql, rf'\."id" {order} LIMIT 2\)$')
 
     def test_writers_are_looked_up(self) -> None:
@@ -91,7 +91,8 @@ class SqlTests(SynchronousTestCase):
         idle = selection.between(StreamOffset(3), StreamOffset(3, {"a": 9}))
         moved = selection.between(StreamOffset(3), StreamOffset(4, {"a": 9}))
         for part, nothing in ((idle, True), (moved, False)):
-            self.assertEqual("FALSE" in range_sql(part, with_columns=False), nothing)
+            part = attrs.evolve(part, only_keys=True)
+            self.assertEqual("FALSE" in range_sql(part), nothing)
 
     def test_missing_table(self) -> None:
         """The query for a missing table returns no rows, with the same columns."""
@@ -129,8 +130,9 @@ class RowsTests(SynchronousTestCase):
             low=max(whole.low, low),
             high=min(whole.high, high),
             writers=None if wanted is None else frozenset(wanted),
+            only_keys=True,
         )
-        self.txn.execute(range_sql(part, with_columns=False))
+        self.txn.execute(range_sql(part))
         found = [(writer, token) for token, writer, _ in self.txn.fetchall()]
         expected = [
             (writer or "x", token)
@@ -171,7 +173,7 @@ class IndexTests(SynchronousTestCase):
                 for query in stream.queries:
                     if query.range.table in present[name].tables:
                         for last in (False, True):
-                            queries.append(ids_sql(part, query, limit=1, last=last))
+                            queries.append(ids_sql(part, query, 1, last=last))
                 for sql in queries:
                     txn.execute("EXPLAIN " + sql)
                     shown = "\n".join(line for (line,) in txn.fetchall())
