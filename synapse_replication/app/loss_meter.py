@@ -304,7 +304,7 @@ class LossMeter(ReplicationObserver):
             key: committed_tokens(txn, tables[key[0]], key[1], after, upto, MAX_TOKENS)
             for key, (after, upto) in ranges.items()
         }
-        txn.execute(queries.ALL_POSITIONS)
+        txn.execute(queries.SQL["all_positions"])
         positions = {
             (self._names[stored], instance_name): abs(id_)
             for stored, instance_name, id_ in txn.fetchall()

@@ -299,7 +299,7 @@ def check_no_writers(
     # on the sequence.
     sequences = {state.stream.sequence for state in now}
     names = map(queries.identifier, {*tables, *sequences, "stream_positions"})
-    cursor.execute(queries.WRITING_TRANSACTIONS, {"relations": list(names)})
+    cursor.execute(queries.SQL["writing_transactions"], {"relations": list(names)})
     signs += [
         f"a transaction ({owner}) is writing to {table}"
         for table, owner in sorted(cursor.fetchall())
@@ -335,7 +335,7 @@ def write_positions(
     :raises PipelineError: if a writer is running, or a position would decrease.
     """
     cursor.execute("SET LOCAL lock_timeout = '10s'")
-    cursor.execute(queries.LOCK_POSITIONS)
+    cursor.execute(queries.SQL["lock_positions"])
     cursor.execute(DELTAS[0])
     cursor.execute(_LOCK_TABLE)
     check_no_writers(cursor, before, read_report(cursor, settings).streams)

@@ -54,7 +54,7 @@ class PipelineSettings:
         """
         stored: dict[str, list[str]] = {}
         if exists(txn, "stream_positions"):
-            txn.execute(queries.ALL_POSITIONS)
+            txn.execute(queries.SQL["all_positions"])
             for stream, writer, _ in sorted(txn.fetchall()):
                 stored.setdefault(stream, []).append(writer)
         id_streams = {}

@@ -174,7 +174,7 @@ def repair(
     :raises StorageError: if inconsistencies remain, for instance because a person must
         decide; the caller must roll back.
     """
-    txn.execute(queries.LOCK_POSITIONS)
+    txn.execute(queries.SQL["lock_positions"])
     repaired: list[Problem] = []
     for _ in range(MAX_ROUNDS):
         report = examine(txn, streams)
@@ -199,7 +199,7 @@ def _moves_a_sequence(problem: Problem) -> bool:
 
 
 def _is_unique(txn: Any) -> bool:
-    txn.execute(queries.INDEXES, {"table": "stream_positions"})
+    txn.execute(queries.SQL["indexes"], {"table": "stream_positions"})
     return any(
         unique and set(columns) == {"stream_name", "instance_name"}
         for columns, unique in txn.fetchall()
@@ -207,7 +207,7 @@ def _is_unique(txn: Any) -> bool:
 
 
 def _read_stored(txn: Any, stream: IdStream) -> list[tuple[str, int]]:
-    txn.execute(queries.POSITIONS, {"stream_name": stream.stream_name})
+    txn.execute(queries.SQL["positions"], {"stream_name": stream.stream_name})
     return sorted(txn.fetchall())
 
 

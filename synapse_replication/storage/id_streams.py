@@ -90,7 +90,7 @@ class Lookup(enum.Enum):
 
 def find_lookups(txn: Any, column: IdColumn) -> set[Lookup]:
     """Return the access paths to a table's ids, from the system catalogue."""
-    txn.execute(queries.INDEXES, {"table": queries.identifier(column.table)})
+    txn.execute(queries.SQL["indexes"], {"table": queries.identifier(column.table)})
     indexes = [list(columns) for columns, _ in txn.fetchall()]
     lookups = set()
     if any(columns[:1] == [column.id_column] for columns in indexes):
@@ -100,7 +100,9 @@ def find_lookups(txn: Any, column: IdColumn) -> set[Lookup]:
     ):
         lookups.add(Lookup.BY_WRITER)
     if not lookups:
-        txn.execute(queries.TABLE_SIZE, {"table": queries.identifier(column.table)})
+        txn.execute(
+            queries.SQL["table_size"], {"table": queries.identifier(column.table)}
+        )
         (size,) = txn.fetchone()
         lookups.add(Lookup.NONE if (size or 0) > MAX_SCANNED_BYTES else Lookup.SCAN)
     return lookups
@@ -127,7 +129,7 @@ def exists(txn: Any, name: str) -> bool:
 
     :param name: its name, quoted if necessary.
     """
-    txn.execute(queries.TABLE_EXISTS, {"table": name})
+    txn.execute(queries.SQL["table_exists"], {"table": name})
     return bool(txn.fetchone()[0])
 
 

@@ -64,14 +64,14 @@ def try_lock(txn: Any, key: tuple[int, ...]) -> tuple[int, _Session]:
     txn.execute("SELECT pg_backend_pid()")
     ((own,),) = txn.fetchall()
     unsigned = [number % 2**32 for number in key]
-    txn.execute(queries.LOCK_HOLDER, unsigned)
+    txn.execute(queries.SQL["lock_holder"], unsigned)
     found = txn.fetchall()
     if not found:
-        txn.execute(queries.LOCK_SETTINGS)
+        txn.execute(queries.SQL["lock_settings"])
         txn.execute("SELECT pg_try_advisory_lock(%s, %s)", key)
         ((is_acquired,),) = txn.fetchall()
         if is_acquired:
             return own, _Session(own)
-        txn.execute(queries.LOCK_HOLDER, unsigned)
+        txn.execute(queries.SQL["lock_holder"], unsigned)
         found = txn.fetchall()
     return own, _Session(*found[0]) if found else _Session(-1, "an unknown address")

@@ -118,7 +118,7 @@ def find_session(
     :return: ``None`` if no transaction has been open for that long.
     """
     txn.execute(
-        queries.OPEN_TRANSACTIONS,
+        queries.SQL["open_transactions"],
         {
             "tables": _tables(stream),
             "open_for": open_for,
@@ -142,7 +142,7 @@ def _first_words(query: str | None) -> str:
 
 def read_open_transactions(txn: Any, stream: IdStream) -> frozenset[str]:
     """Return the open transactions that write, or have written, to the tables."""
-    txn.execute(queries.INSERTING_TRANSACTIONS, {"tables": _tables(stream)})
+    txn.execute(queries.SQL["inserting_transactions"], {"tables": _tables(stream)})
     return frozenset(transaction for (transaction,) in txn.fetchall())
 
 

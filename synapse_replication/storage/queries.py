@@ -21,25 +21,8 @@ from typing import Final
 from synapse_replication.data_files import read_queries
 from synapse_replication.streams.id_column import IdColumn
 
-_SQL: Final = read_queries(Path(__file__).with_suffix(".sql"))
-
-NEXT_IDS: Final = _SQL["next_ids"]
-SKIP_IDS: Final = _SQL["skip_ids"]
-POSITIONS: Final = _SQL["positions"]
-TIMELINE: Final = _SQL["timeline"]
-ALL_POSITIONS: Final = _SQL["all_positions"]
-TABLE_EXISTS: Final = _SQL["table_exists"]
-INSERT_POSITION: Final = _SQL["insert_position"]
-OPEN_TRANSACTIONS: Final = _SQL["open_transactions"]
-DELETE_POSITIONS_OF_OTHERS: Final = _SQL["delete_positions_of_others"]
-INDEXES: Final = _SQL["indexes"]
-TABLE_SIZE: Final = _SQL["table_size"]
-INSERTING_TRANSACTIONS: Final = _SQL["inserting_transactions"]
-LOCK_POSITIONS: Final = _SQL["lock_positions"]
-LOCK_SETTINGS: Final = _SQL["lock_settings"]
-LOCK_HOLDER: Final = _SQL["lock_holder"]
-TABLES: Final = _SQL["tables"]
-WRITING_TRANSACTIONS: Final = _SQL["writing_transactions"]
+#: The statements of ``queries.sql``, by name.
+SQL: Final = read_queries(Path(__file__).with_suffix(".sql"))
 
 
 def identifier(name: str) -> str:
@@ -73,12 +56,12 @@ def upsert_position(negative: bool) -> str:
 
     A stored position never moves back. If it is unchanged, the row is not updated.
     """
-    return _SQL["upsert_position"].format(further="<" if negative else ">")
+    return SQL["upsert_position"].format(further="<" if negative else ">")
 
 
 def _for_table(name: str, column: IdColumn, negative: bool) -> str:
     """Return a statement about the ids in a table."""
-    return _SQL[name].format(
+    return SQL[name].format(
         table=identifier(column.table),
         id=identifier(column.id_column),
         writer=identifier(column.writer_column or ""),

@@ -72,7 +72,7 @@ def fetch_ids(
     while len(ids) < count:
         wanted = count - len(ids)
         txn.execute(
-            queries.NEXT_IDS,
+            queries.SQL["next_ids"],
             {"sequence": queries.identifier(sequence), "count": wanted},
         )
         allocated = [id_ for (id_,) in txn.fetchall()]
@@ -83,7 +83,18 @@ def fetch_ids(
         last = allocated[-1]
         is_far = known - last > plausible_distance
         if skipped > MAX_SKIPPED_IDS + count or is_far:
-            raise _sequence_behind_memory(sequence, last, known, is_far)
+            raise SequenceBehindError(
+                sequence,
+                "the memory of this process (ids it wrote, or other writers announced)",
+                last,
+                max(known, last),
+                suspect=(
+                    "find out whether the database was restored, or an instance of "
+                    f"another deployment announced {known}, then restart this process"
+                )
+                if is_far
+                else "",
+            )
         if known > last:
             _log.warn(
                 "Sequence {sequence} went back to {last}, below {known}, while "
@@ -107,26 +118,10 @@ def skip_ids(txn: Any, sequence: str, count: int) -> int:
     :return: the last of these ids.
     """
     txn.execute(
-        queries.SKIP_IDS, {"sequence": queries.identifier(sequence), "count": count}
+        queries.SQL["skip_ids"],
+        {"sequence": queries.identifier(sequence), "count": count},
     )
     return int(txn.fetchone()[0])
-
-
-def _sequence_behind_memory(
-    sequence: str, last: int, known: int, is_far: bool
-) -> SequenceBehindError:
-    return SequenceBehindError(
-        sequence,
-        "the memory of this process (ids it wrote, or other writers announced)",
-        last,
-        max(known, last),
-        suspect=(
-            "find out whether the database was restored, or an instance of another "
-            f"deployment announced {known}, then restart this process"
-        )
-        if is_far
-        else "",
-    )
 
 
 def read_stored_positions(txn: Any, stream: IdStream) -> dict[str, int]:
@@ -135,7 +130,7 @@ def read_stored_positions(txn: Any, stream: IdStream) -> dict[str, int]:
     The initial position of a stream without rows may be stored with the wrong sign;
     any position with the wrong sign is returned as ``FIRST_POSITION``.
     """
-    txn.execute(queries.POSITIONS, {"stream_name": stream.stream_name})
+    txn.execute(queries.SQL["positions"], {"stream_name": stream.stream_name})
     return {
         instance_name: max(stream.sign * stream_id, FIRST_POSITION)
         for instance_name, stream_id in txn.fetchall()
@@ -259,35 +254,23 @@ def load_positions(
         _raise_sequence(txn, stream, greatest)
     last = _read_checked_sequence(txn, stream, farthest, stored, repair=is_writer)
     stored = _without_implausible(stream, stored, last)
-
+    complete = FIRST_POSITION if stored else max(greatest, FIRST_POSITION)
+    if not stream.writers or stream.writers == (instance_name,):
+        # No other writer is declared, and this instance has not begun to write: all ids
+        # allocated so far count as finished.
+        complete = max(complete, last)
     positions = positions_type(
         instance_name,
         stream.writers,
         stored,
         committed,
-        _complete_upto(stream, instance_name, stored, greatest, last),
+        complete,
         last,
         stream.plausible_distance,
     )
     if is_writer:
         _store_writers(txn, stream, positions, all_stored)
     return positions
-
-
-def _complete_upto(
-    stream: IdStream,
-    instance_name: str,
-    stored: Mapping[str, int],
-    greatest: int,
-    last: int,
-) -> int:
-    """Return the id up to which all ids are known to be finished."""
-    complete = FIRST_POSITION if stored else max(greatest, FIRST_POSITION)
-    if not stream.writers or stream.writers == (instance_name,):
-        # No other writer is declared, and this instance has not begun to write: all ids
-        # allocated so far count as finished.
-        complete = max(complete, last)
-    return complete
 
 
 def _raise_sequence(txn: Any, stream: IdStream, greatest: int) -> None:
@@ -410,12 +393,12 @@ def _store_writers(
     """
     if any(writer not in stream.writers for writer in stored):
         txn.execute(
-            queries.DELETE_POSITIONS_OF_OTHERS,
+            queries.SQL["delete_positions_of_others"],
             {"stream_name": stream.stream_name, "writers": list(stream.writers)},
         )
     if positions.instance_name not in stored:
         txn.execute(
-            queries.INSERT_POSITION,
+            queries.SQL["insert_position"],
             {
                 "stream_name": stream.stream_name,
                 "instance_name": positions.instance_name,

@@ -90,7 +90,7 @@ def read_tokens(txn: Any, writers: Mapping[tuple[str, str], str]) -> Tokens:
     :param writers: the names of streams on the wire, by the stream's name in
         ``stream_positions`` and the writer. Other rows of the table are ignored.
     """
-    txn.execute(queries.ALL_POSITIONS)
+    txn.execute(queries.SQL["all_positions"])
     return {
         # The ids of a stream that counts down are negative, its tokens are not.
         (writers[stream_name, instance_name], instance_name): abs(id_)
@@ -101,7 +101,7 @@ def read_tokens(txn: Any, writers: Mapping[tuple[str, str], str]) -> Tokens:
 
 def _read_timeline(txn: Any) -> str | None:
     try:
-        txn.execute(queries.TIMELINE)
+        txn.execute(queries.SQL["timeline"])
     except psycopg2.Error:
         # Some services do not have these functions. Autocommit is on, so that the error
         # affects only this statement.

@@ -88,18 +88,18 @@ class SimulatedDatabase:
         self._committed = committed
         self._streams = {table.table: table.name for table in tables}
         self.statements: dict[str, _Statement] = {
-            queries.NEXT_IDS: self._next_ids,
-            queries.SKIP_IDS: self._skip_ids,
-            queries.POSITIONS: self._read_positions,
-            queries.ALL_POSITIONS: lambda cursor, params: [
+            queries.SQL["next_ids"]: self._next_ids,
+            queries.SQL["skip_ids"]: self._skip_ids,
+            queries.SQL["positions"]: self._read_positions,
+            queries.SQL["all_positions"]: lambda cursor, params: [
                 (*key, id_) for key, id_ in self.positions.items()
             ],
-            queries.TIMELINE: lambda cursor, params: [("00000001",)],
-            queries.TABLE_EXISTS: lambda cursor, params: [(True,)],
-            queries.INSERT_POSITION: self._insert_position,
-            queries.DELETE_POSITIONS_OF_OTHERS: self._delete_positions,
-            queries.INDEXES: self._read_indexes,
-            queries.INSERTING_TRANSACTIONS: self._read_open_transactions,
+            queries.SQL["timeline"]: lambda cursor, params: [("00000001",)],
+            queries.SQL["table_exists"]: lambda cursor, params: [(True,)],
+            queries.SQL["insert_position"]: self._insert_position,
+            queries.SQL["delete_positions_of_others"]: self._delete_positions,
+            queries.SQL["indexes"]: self._read_indexes,
+            queries.SQL["inserting_transactions"]: self._read_open_transactions,
             queries.upsert_position(False): self._upsert_position,
         }
         for table in tables:

@@ -73,7 +73,7 @@ class SimulatedDatabaseTests(SynchronousTestCase):
         self.settle()
         self.assertEqual(open_before_commit[0], 1)
         self.assertEqual(self.committed, [("events", "w", 5)])
-        statement = queries.INSERTING_TRANSACTIONS
+        statement = queries.SQL["inserting_transactions"]
         self.assertEqual(self.query(statement, tables=['"events"']), [])
         self.database.open_transactions[7] = {"events"}
         self.assertEqual(self.query(statement, tables=['"events"']), [("7",)])
@@ -81,7 +81,9 @@ class SimulatedDatabaseTests(SynchronousTestCase):
 
     def next_ids(self, count: int = 1) -> list[int]:
         def run(txn: Any) -> list[int]:
-            txn.execute(queries.NEXT_IDS, {"sequence": '"events_seq"', "count": count})
+            txn.execute(
+                queries.SQL["next_ids"], {"sequence": '"events_seq"', "count": count}
+            )
             return [id_ for (id_,) in txn.fetchall()]
 
         taken = self.client.transact("get_next_ids", run, autocommit=True)
@@ -105,7 +107,9 @@ class SimulatedDatabaseTests(SynchronousTestCase):
         self.assertEqual(self.next_ids(2), [2, 3])
 
         def run(txn: Any) -> None:
-            txn.execute(queries.NEXT_IDS, {"sequence": '"events_seq"', "count": 1})
+            txn.execute(
+                queries.SQL["next_ids"], {"sequence": '"events_seq"', "count": 1}
+            )
             raise ZeroDivisionError
 
         failed = self.client.transact("fail", run)

@@ -68,11 +68,11 @@ class FakeCursor:
         self.on_exception: list[Callable[[], object]] = []
 
     def execute(self, sql: str, parameters: Mapping[str, Any] = {}) -> None:
-        if sql == queries.NEXT_IDS:
+        if sql == queries.SQL["next_ids"]:
             self._rows = [
                 (self._database.nextval(),) for _ in range(parameters["count"])
             ]
-        elif sql == queries.SKIP_IDS:
+        elif sql == queries.SQL["skip_ids"]:
             self._database.sequence += parameters["count"]
             self._rows = [(self._database.sequence,)]
         elif "last_value" in sql:

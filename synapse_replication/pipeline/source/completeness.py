@@ -53,7 +53,7 @@ def find_present(txn: cursor, streams: Iterable[CatalogStream]) -> dict[str, Pre
     details = [detail for range_ in ranges for detail in range_.details]
     tables = {r.table for r in ranges} | {detail.table for detail in details}
     names = {queries.identifier(table): table for table in tables}
-    txn.execute(queries.TABLES, (list(names),))
+    txn.execute(queries.SQL["tables"], (list(names),))
     found = {names[n]: (columns, indexes) for n, columns, indexes in txn.fetchall()}
     joinable = frozenset(
         detail.table
@@ -95,7 +95,7 @@ def stored_positions(txn: cursor, stream: CatalogStream) -> dict[str, int]:
         return {}
     if not exists(txn, "stream_positions"):
         return {}
-    txn.execute(queries.POSITIONS, {"stream_name": stream.positions_name})
+    txn.execute(queries.SQL["positions"], {"stream_name": stream.positions_name})
     sign = -1 if stream.negative else 1
     # The stored position of a stream without rows may have the opposite sign.
     return {writer: max(sign * id_, 0) for writer, id_ in txn.fetchall()}
@@ -202,7 +202,7 @@ class CompletenessReader:
     @staticmethod
     def _holders(txn: cursor, stream: CatalogStream) -> set[str]:
         sequences = {"tables": [queries.identifier(stream.sequence)]}
-        txn.execute(queries.INSERTING_TRANSACTIONS, sequences)
+        txn.execute(queries.SQL["inserting_transactions"], sequences)
         return {transaction for (transaction,) in txn.fetchall()}
 
 

@@ -31,7 +31,7 @@ def prepare_database(txn: Any) -> int:
     :param txn: a cursor.
     :return: the number of deltas applied, 0 if the database is up to date.
     """
-    txn.execute(queries.LOCK_POSITIONS)
+    txn.execute(queries.SQL["lock_positions"])
     txn.execute("SELECT to_regclass('synapse_replication_schema') IS NOT NULL")
     version = None
     if txn.fetchone()[0]:
