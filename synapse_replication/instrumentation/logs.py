@@ -9,9 +9,9 @@ connected or removed writers, and the progress of catch-ups have none.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import asdict
@@ -85,21 +85,16 @@ class _Line(Struct, frozen=True):
     has_traceback: bool
 
 
-def _read_lines() -> Iterator[tuple[type, _Line]]:
-    for row in read_table(Path(__file__).with_suffix(".csv")):
-        yield (
-            getattr(events, row["Event"]),
-            _Line(
-                LogLevel.levelWithName(row["Level"]),
-                row["Line"],
-                tuple(row["Limited by"].split()),
-                row["Traceback"] == "yes",
-            ),
-        )
-
-
 #: The lines of the events that have one, from ``logs.csv``.
-_LINES: Final = dict(_read_lines())
+_LINES = {
+    getattr(events, row["Event"]): _Line(
+        LogLevel.levelWithName(row["Level"]),
+        row["Line"],
+        tuple(row["Limited by"].split()),
+        row["Traceback"] == "yes",
+    )
+    for row in read_table(Path(__file__).with_suffix(".csv"))
+}
 
 
 def _fields(event: events.Event) -> dict[str, Any]:

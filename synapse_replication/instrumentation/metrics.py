@@ -9,7 +9,6 @@ distinguishes several servers in one process. Counters are exposed with the suff
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
 from pathlib import Path
 
 from msgspec import Struct
@@ -47,16 +46,14 @@ class MetricDefinition(Struct, frozen=True):
     event: str
 
 
-def _read_definitions() -> Iterator[MetricDefinition]:
-    for row in read_table(Path(__file__).with_suffix(".csv")):
-        yield MetricDefinition(
-            row["Name"],
-            MetricKind(row["Kind"]),
-            tuple(row["Labels"].split()),
-            row["Meaning"],
-            row["At scrape"] == "yes",
-            row["Event"],
-        )
-
-
-METRICS: tuple[MetricDefinition, ...] = tuple(_read_definitions())
+METRICS = tuple(
+    MetricDefinition(
+        row["Name"],
+        MetricKind(row["Kind"]),
+        tuple(row["Labels"].split()),
+        row["Meaning"],
+        row["At scrape"] == "yes",
+        row["Event"],
+    )
+    for row in read_table(Path(__file__).with_suffix(".csv"))
+)
