@@ -28,10 +28,7 @@ from twisted.python.failure import Failure
 from twisted.web.resource import Resource
 from typing_extensions import override
 
-from synapse_replication.app.host import (
-    PositionsOnlySink,
-    StandaloneHost,
-)
+from synapse_replication.app.host import PositionsOnlySink, StandaloneHost
 from synapse_replication.app.http_limits import BoundedSite, served_hosts
 from synapse_replication.app.http_site import REPLICATION_PATH, make_root
 from synapse_replication.app.modules import add_service, check_sink, load_factories
@@ -62,11 +59,7 @@ from synapse_replication.handlers.handler import (
     ReplicationCommandHandler,
 )
 from synapse_replication.handlers.host_values import Identity
-from synapse_replication.handlers.interfaces import (
-    ClosableSink,
-    CommandSink,
-    RowSink,
-)
+from synapse_replication.handlers.interfaces import ClosableSink, CommandSink, RowSink
 from synapse_replication.handlers.receiving.partial_resync import PartialResync
 from synapse_replication.handlers.sending.streamer import (
     ReplicationStreamer,
@@ -170,7 +163,10 @@ class Replication(Service):
             epoch_of=self._epochs.epoch_of if options.backlog else None,
             observer=self._observer,
         )
-        self._database = _make_database(options, reactor)
+        self._database: Database | None = None
+        if (database := options.database) is not None:
+            most = database.max_connections
+            self._database = Database(database.conninfo, reactor, max_connections=most)
         self.host = StandaloneHost(
             Identity(
                 options.server_name, options.instance_name, secrets.token_urlsafe(12)
@@ -637,15 +633,6 @@ def _make_spans(options: ReplicationOptions) -> SpanExport | None:
     from synapse_replication.app.tracing_export import SpanExport
 
     return SpanExport(options.tracing, options.server_name, options.instance_name)
-
-
-def _make_database(options: ReplicationOptions, reactor: Any) -> Database | None:
-    database = options.database
-    if database is None:
-        return None
-    return Database(
-        database.conninfo, reactor, max_connections=database.max_connections
-    )
 
 
 def _ignore_cancellation(failure: Failure) -> None:

@@ -50,11 +50,7 @@ from synapse_replication.storage.id_generators import (
     MultiWriterIdGenerator,
     load_id_generator,
 )
-from synapse_replication.storage.id_streams import (
-    IdStream,
-    check_tables,
-    read_sequence,
-)
+from synapse_replication.storage.id_streams import IdStream, check_tables, read_sequence
 from synapse_replication.storage.postgres_stream import PostgresStream, WriterIds
 from synapse_replication.storage.removed_writer_search import RemovedWriterFinder
 from synapse_replication.storage.row_pages import read_page

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+from msgspec.structs import asdict
 
 from synapse_replication.config.models import SharedFile
 from synapse_replication.config.yaml_files import OWN_SECTION, KeyPath, MergedFiles
@@ -90,12 +91,9 @@ def read_tls(
     if pair == (None, None):
         pair = (shared.tls_certificate_path, shared.tls_private_key_path)
     config = TlsConfig(
-        ca_file=own.ca_file,
-        certificate_file=own.certificate_file,
-        private_key_file=own.private_key_file,
+        **asdict(own),
         listener_certificate_file=pair[0],
         listener_private_key_file=pair[1],
-        client_ca_file=own.client_ca_file,
     )
     try:
         config.for_connecting("localhost")
