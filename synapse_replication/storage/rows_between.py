@@ -10,8 +10,6 @@ from synapse_replication.streams.rows import RowCodec
 from synapse_replication.streams.tokens import (
     MultiWriterStreamToken,
     PersistedPosition,
-    SqlBounds,
-    rows_between,
 )
 
 
@@ -40,19 +38,19 @@ def read_rows_between(
     names: tuple[str, ...] = (writer,)
     if query.writer_column is not None:
         writer_column, names = f"{query.alias}.{identifier(query.writer_column)}", ()
-        bounds = rows_between(low, high, id_column=token, writer_column=writer_column)
+        condition, positions = sql_between(low, high, token, writer_column)
     else:
         positions = [each.get_stream_pos_for_instance(writer) for each in (low, high)]
-        bounds = SqlBounds(f"{token} > %s AND {token} <= %s", tuple(positions))
+        condition = f"{token} > %s AND {token} <= %s"
     # The index is on the column, not on its negation: add bounds on the column itself.
     index = f"{id_} < %s AND {id_} >= %s AND " if query.negative else ""
     index_bounds = (-low.stream, -high.get_max_stream_pos()) if query.negative else ()
     txn.execute(
         f"SELECT {token}, {writer_column}, {query.row_expression} "
         f"FROM {identifier(query.table)} AS {query.alias} {query.joined} "
-        f"WHERE {index}{bounds.sql} "
+        f"WHERE {index}{condition} "
         f"ORDER BY {token} FETCH FIRST %s ROWS WITH TIES",
-        (*names, *index_bounds, *bounds.parameters, limit),
+        (*names, *index_bounds, *positions, limit),
     )
     records = txn.fetchall()
     rows = codec.decode([text for _, _, text in records]).rows
@@ -64,3 +62,31 @@ def read_rows_between(
         return RowsBetween(positioned, high, False)
     upto = low.after_partial_read(high, records[-1][0])
     return RowsBetween(positioned, upto, upto != high)
+
+
+def sql_between(
+    low: MultiWriterStreamToken,
+    high: MultiWriterStreamToken,
+    id_column: str,
+    writer_column: str,
+) -> tuple[str, list[int | str]]:
+    """Return the condition for exactly the rows after ``low`` and not after ``high``.
+
+    The condition begins with constant bounds of the id, so that an index can be used.
+    The ids must be positive.
+
+    :return: the condition, with ``%s`` for each parameter, and the parameters.
+    """
+    parameters: list[int | str] = [low.stream, high.get_max_stream_pos()]
+    conditions = [f"{id_column} > %s", f"{id_column} <= %s"]
+    for token, operator in ((low, ">"), (high, "<=")):
+        if not token.instance_map:
+            continue
+        cases = " ".join("WHEN %s THEN %s" for _ in token.instance_map)
+        for writer, position in sorted(token.instance_map.items()):
+            parameters += [writer, position]
+        parameters.append(token.stream)
+        conditions.append(
+            f"{id_column} {operator} CASE {writer_column} {cases} ELSE %s END"
+        )
+    return " AND ".join(conditions), parameters

@@ -9,10 +9,10 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import TokenError
 from synapse_replication.storage.database import connect
+from synapse_replication.storage.rows_between import sql_between
 from synapse_replication.streams.tokens import (
     MultiWriterStreamToken,
     PersistedPosition,
-    rows_between,
 )
 from synapse_replication.testing.servers import shared_postgres
 
@@ -171,10 +171,8 @@ class SqlTests(SynchronousTestCase):
         @settings(derandomize=True, deadline=None, max_examples=200)
         @given(tokens, tokens)
         def check(low: Token, high: Token) -> None:
-            bounds = rows_between(low, high, id_column="id", writer_column="writer")
-            cursor.execute(
-                f"SELECT writer, id FROM rows WHERE {bounds.sql}", bounds.parameters
-            )
+            condition, parameters = sql_between(low, high, "id", "writer")
+            cursor.execute(f"SELECT writer, id FROM rows WHERE {condition}", parameters)
             self.assertEqual(
                 set(cursor.fetchall()),
                 {
