@@ -115,7 +115,7 @@ def check_sequences(report: ConsistencyReport, found: Iterable[Found]) -> None:
         )
 
 
-def stored_positions(state: StreamState) -> dict[str, int]:
+def stored_ids(state: StreamState) -> dict[str, int]:
     """Return the stored position of each writer, with the sign of the table."""
     return {w.instance_name: w.stored for w in state.writers if w.stored is not None}
 
@@ -134,7 +134,7 @@ def plan_positions(
     """
     changes = []
     for state in states:
-        stored = stored_positions(state)
+        stored = stored_ids(state)
         rows: dict[str | None, int] = {}
         for name, _, writer, token in found:
             if name == state.name:
@@ -197,7 +197,7 @@ def read_bootstrap(settings: PipelineSettings) -> Bootstrap:
         the database cannot be read or has no table of any stream. A writer that is
         running but idle is not detected.
     """
-    with connected(settings.conninfo, readonly=True) as connection:
+    with open_connection(settings.conninfo, readonly=True) as connection:
         # Each query has a new snapshot, so that active writers are detected.
         connection.autocommit = True
         with connection.cursor() as cursor:
@@ -231,7 +231,7 @@ def write_bootstrap(settings: PipelineSettings, found: Bootstrap) -> None:
         running but idle is not detected.
     """
     with (
-        connected(settings.conninfo, readonly=False) as connection,
+        open_connection(settings.conninfo, readonly=False) as connection,
         connection,
         connection.cursor() as cursor,
     ):
@@ -239,7 +239,7 @@ def write_bootstrap(settings: PipelineSettings, found: Bootstrap) -> None:
 
 
 @contextlib.contextmanager
-def connected(conninfo: Mapping[str, Any], *, readonly: bool) -> Iterator[Any]:
+def open_connection(conninfo: Mapping[str, Any], *, readonly: bool) -> Iterator[Any]:
     """Open a connection, and close it at the end of the context.
 
     :raises PipelineError: if the connection fails, or the database rejects a statement.
@@ -292,7 +292,7 @@ def check_no_writers(
                 f"sequence {new.stream.sequence} changed from {old.sequence_value} to "
                 f"{new.sequence_value}"
             )
-        elif stored_positions(old) != stored_positions(new):
+        elif stored_ids(old) != stored_ids(new):
             signs.append(f"positions of {new.name} changed")
     tables = {table for state in now for table in state.farthest}
     # A transaction that allocated an id but has not written its row yet holds a lock

@@ -20,7 +20,7 @@ from synapse_replication.pipeline.progress import JobProgress
 from synapse_replication.pipeline.source.offsets import StreamOffset
 from synapse_replication.pipeline.source.options import SourceOptions
 from synapse_replication.pipeline.source.planning import Planner
-from synapse_replication.pipeline.source.reading import connected, read_part
+from synapse_replication.pipeline.source.reading import read_part, task_connection
 from synapse_replication.pipeline.tables import DatabaseTable, standard_tables
 from tests.support.archive_database import Key
 
@@ -121,7 +121,7 @@ def archive_database(
     """
     options = SourceOptions.parse({"dsn": dsn})
     store = open_store(folder)
-    with connected(options.conninfo) as connection:
+    with task_connection(options.conninfo) as connection:
         for part in chain.from_iterable(
             Planner(options, continuous=False).batch().tasks
         ):

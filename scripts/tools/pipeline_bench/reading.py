@@ -26,7 +26,7 @@ from synapse_replication.pipeline.source.frames import read_rows
 from synapse_replication.pipeline.source.options import SourceOptions, reader_options
 from synapse_replication.pipeline.source.planning import Planner
 from synapse_replication.pipeline.source.ranges import Part, range_sql
-from synapse_replication.pipeline.source.reading import connected
+from synapse_replication.pipeline.source.reading import task_connection
 from synapse_replication.pipeline.tables import RowForm
 
 #: The path of PostgreSQL's Java driver in Debian's libpostgresql-jdbc-java.
@@ -147,12 +147,12 @@ def adbc_to_parquet(settings: PipelineSettings) -> int:
         for part in _parts(settings)
         for query in part.stream.queries
         for table in (query.range.table, *(d.table for d in query.range.details))
-        if query.range.table in part.present.tables
+        if query.range.table in part.available.tables
     }
     rows = 0
     with (
         tempfile.TemporaryDirectory() as folder,
-        connected(settings.conninfo) as opened,
+        task_connection(settings.conninfo) as opened,
     ):
         for table in sorted(tables):
             with opened.cursor() as cursor:

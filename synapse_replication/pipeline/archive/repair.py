@@ -38,7 +38,11 @@ from synapse_replication.pipeline.source.connections import reading
 from synapse_replication.pipeline.source.offsets import StreamOffset
 from synapse_replication.pipeline.source.options import SourceOptions
 from synapse_replication.pipeline.source.planning import Planner
-from synapse_replication.pipeline.source.reading import SkippedId, connected, read_part
+from synapse_replication.pipeline.source.reading import (
+    SkippedId,
+    read_part,
+    task_connection,
+)
 from synapse_replication.text import counted
 
 #: The columns that identify a row of a stream. The writer is omitted: it may have been
@@ -252,7 +256,7 @@ def _stored(
     with reading(options.conninfo) as txn:
         selections = [s for s in planner.select(txn) if s.stream.name == stream]
         plan = planner.plan(txn, selections, {stream: start}, {stream: end})
-    with connected(plan.conninfo) as connection:
+    with task_connection(plan.conninfo) as connection:
         for part in plan.parts:
             skipped: list[SkippedId] = []
             batches = list(read_part(connection, plan.conninfo, part, skipped=skipped))

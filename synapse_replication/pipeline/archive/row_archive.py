@@ -24,7 +24,7 @@ from synapse_replication.pipeline.failures import reason_of
 from synapse_replication.pipeline.scan import FEW_ROWS, Spark, batched, run_tasks
 from synapse_replication.pipeline.source.completeness import (
     last_allocated_id,
-    stored_positions,
+    stored_tokens,
 )
 from synapse_replication.pipeline.source.connections import reading
 from synapse_replication.pipeline.source.offsets import StreamOffset
@@ -32,7 +32,11 @@ from synapse_replication.pipeline.source.options import SourceOptions
 from synapse_replication.pipeline.source.partitions import IDS_PER_TASK, pack
 from synapse_replication.pipeline.source.planning import Plan, Planner
 from synapse_replication.pipeline.source.ranges import Part
-from synapse_replication.pipeline.source.reading import SkippedId, connected, read_part
+from synapse_replication.pipeline.source.reading import (
+    SkippedId,
+    read_part,
+    task_connection,
+)
 
 #: The default number of tasks per core in a batch. With more tasks, cores are idle for
 #: a shorter time while the last tasks of a batch run.
@@ -142,7 +146,7 @@ class RowsArchiver:
                 stream = selection.stream
                 archived = self.offsets.get(stream.name, StreamOffset())
                 # A stream whose positions are not stored has the single writer "".
-                last = stored_positions(txn, stream) or {
+                last = stored_tokens(txn, stream) or {
                     "": last_allocated_id(txn, stream) or 0
                 }
                 for writer, position in last.items():
@@ -229,7 +233,7 @@ def write_parts(
     writers: dict[str, DayWriter] = {}
     skipped: list[SkippedId] = []
     try:
-        with connected(conninfo) as connection:
+        with task_connection(conninfo) as connection:
             for part in parts:
                 uri = store.stream_uri(part.stream.name)
                 if uri not in writers:

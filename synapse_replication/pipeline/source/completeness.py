@@ -36,7 +36,11 @@ from psycopg2.extensions import cursor
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.source.catalog import CatalogStream
 from synapse_replication.pipeline.source.offsets import StreamOffset
-from synapse_replication.pipeline.source.ranges import Present, Selection, ids_sql
+from synapse_replication.pipeline.source.ranges import (
+    AvailableSchema,
+    Selection,
+    ids_sql,
+)
 from synapse_replication.storage import queries
 from synapse_replication.storage.id_streams import exists, read_sequence
 from synapse_replication.streams.id_column import IdColumn
@@ -46,7 +50,9 @@ LOCK_PATIENCE = 5.0
 _LOCK_INTERVAL = 0.02
 
 
-def find_present(txn: cursor, streams: Iterable[CatalogStream]) -> dict[str, Present]:
+def find_available_schema(
+    txn: cursor, streams: Iterable[CatalogStream]
+) -> dict[str, AvailableSchema]:
     """Look up each stream's tables, columns and indexes in the system catalogue."""
     streams = list(streams)
     ranges = [query.range for stream in streams for query in stream.queries]
@@ -61,7 +67,7 @@ def find_present(txn: cursor, streams: Iterable[CatalogStream]) -> dict[str, Pre
         for index in found.get(detail.table, ({}, ()))[1]
         if index == {"is_unique": True, "columns": [detail.key]}
     )
-    presence = {}
+    found_schemas = {}
     for stream in streams:
         # Streams may share a table, and have different columns of ids in it.
         written, by_id, by_writer, nullable = set(), set(), set(), set()
@@ -78,7 +84,7 @@ def find_present(txn: cursor, streams: Iterable[CatalogStream]) -> dict[str, Pre
                 by_writer.add(range_.table)
                 if columns[range_.writer_column]:
                     nullable.add(range_.table)
-        presence[stream.name] = Present(
+        found_schemas[stream.name] = AvailableSchema(
             frozenset(query.range.table for query in stream.queries) & found.keys(),
             frozenset(written),
             frozenset(by_id),
@@ -86,10 +92,10 @@ def find_present(txn: cursor, streams: Iterable[CatalogStream]) -> dict[str, Pre
             joinable,
             frozenset(nullable),
         )
-    return presence
+    return found_schemas
 
 
-def stored_positions(txn: cursor, stream: CatalogStream) -> dict[str, int]:
+def stored_tokens(txn: cursor, stream: CatalogStream) -> dict[str, int]:
     """Return the stream's positions in ``stream_positions``, as tokens of 0 or more."""
     if stream.positions_name is None:
         return {}
@@ -140,7 +146,7 @@ class CompletenessReader:
         stream = selection.stream
         if stream.positions_name is None and self.continuous:
             return start.advance(StreamOffset(self._bound_by_locks(txn, stream)))
-        stored = stored_positions(txn, stream)
+        stored = stored_tokens(txn, stream)
         if not stored:
             return start.advance(self._without_positions(txn, selection))
         minimum = min(stored.values())
@@ -153,13 +159,13 @@ class CompletenessReader:
         return start.advance(StreamOffset(minimum, {**waited_for, **stored}))
 
     def _without_positions(self, txn: cursor, selection: Selection) -> StreamOffset:
-        stream, present = selection.stream, selection.present
+        stream, available = selection.stream, selection.available
         everything = selection.between(StreamOffset(), StreamOffset(2**62))
         greatest = 0
         for query in stream.queries:
-            if query.range.table in present.by_id:
+            if query.range.table in available.by_id:
                 sql = ids_sql(everything, query, 1, last=True)
-            elif query.range.table in present.tables:
+            elif query.range.table in available.tables:
                 sql = _greatest_sql(query.range.table, query.range.id_column)
             else:
                 continue
@@ -212,11 +218,11 @@ def _greatest_sql(table: str, id_column: str) -> str:
 
 
 def find_writers(txn: cursor, selection: Selection) -> set[str]:
-    """Return the writers in the tables of ``present.by_writer``."""
+    """Return the writers in the tables of ``available.by_writer``."""
     writers: set[str] = set()
     for query in selection.stream.queries:
         range_ = query.range
-        if range_.table in selection.present.by_writer and range_.writer_column:
+        if range_.table in selection.available.by_writer and range_.writer_column:
             column = IdColumn(range_.table, range_.id_column, range_.writer_column)
             txn.execute(queries.writers_of_table(column))
             writers.update(writer for (writer,) in txn.fetchall())

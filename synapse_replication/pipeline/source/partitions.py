@@ -33,11 +33,11 @@ def narrow(txn: cursor, part: Part) -> Part | None:
     highs: list[int] = []
     for query in part.stream.queries:
         table = query.range.table
-        if table in part.present.by_id:
+        if table in part.available.by_id:
             for ends, last in ((lows, False), (highs, True)):
                 txn.execute(ids_sql(part, query, 1, last=last))
                 ends += [id_ for (id_,) in txn.fetchall()]
-        elif table in part.present.tables:
+        elif table in part.available.tables:
             # Without an index that begins with the id, a table's least and greatest id
             # cannot be looked up.
             return part
@@ -158,7 +158,7 @@ def _first_tokens(part: Part, limit: int) -> str:
     return " UNION ALL ".join(
         ids_sql(part, query, limit + 1)
         for query in part.stream.queries
-        if query.range.table in part.present.tables
+        if query.range.table in part.available.tables
     )
 
 

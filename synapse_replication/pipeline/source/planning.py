@@ -13,10 +13,10 @@ from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.source.catalog import CatalogStream, select_streams
 from synapse_replication.pipeline.source.completeness import (
     CompletenessReader,
-    find_present,
+    find_available_schema,
     find_writers,
     last_allocated_id,
-    stored_positions,
+    stored_tokens,
 )
 from synapse_replication.pipeline.source.connections import pinned, reading
 from synapse_replication.pipeline.source.offsets import StreamOffset
@@ -133,12 +133,12 @@ class Planner:
         options = self._options
         requested = options.streams
         streams = select_streams(options.catalog, requested or tuple(options.catalog))
-        present = find_present(txn, streams)
+        available = find_available_schema(txn, streams)
         selections = []
         for stream in streams:
-            if present[stream.name].tables:
+            if available[stream.name].tables:
                 sole = self._sole_writer(txn, stream)
-                selections.append(Selection(stream, present[stream.name], sole))
+                selections.append(Selection(stream, available[stream.name], sole))
             elif requested is not None:
                 tables = ", ".join(query.range.table for query in stream.queries)
                 raise PipelineError(
@@ -149,7 +149,7 @@ class Planner:
 
     def _sole_writer(self, txn: cursor, stream: CatalogStream) -> str:
         writers = self._options.declared_writers.get(stream.name) or tuple(
-            stored_positions(txn, stream)
+            stored_tokens(txn, stream)
         )
         return writers[0] if len(writers) == 1 else ""
 
@@ -200,7 +200,7 @@ class Planner:
         last = last_allocated_id(txn, stream)
         if last is None:
             return
-        known = max(last, 1, *stored_positions(txn, stream).values())
+        known = max(last, 1, *stored_tokens(txn, stream).values())
         if offset.furthest > known:
             raise PipelineError(
                 f"{origin}: stream {stream.name} is at {offset.furthest}, but the "

@@ -28,7 +28,7 @@ _DETAILS_WORK: Final = 3
 
 
 @attrs.frozen
-class Present:
+class AvailableSchema:
     """The parts of a stream's schema that the database has.
 
     An older database may lack some of them.
@@ -60,7 +60,7 @@ class Selection:
     """
 
     stream: CatalogStream
-    present: Present
+    available: AvailableSchema
     sole_writer: str
 
     def between(self, start: StreamOffset, end: StreamOffset) -> Part:
@@ -76,7 +76,8 @@ class Selection:
         advanced = [(low, high) for low, high in positions if low < high]
         low = min((low for low, _ in advanced), default=0)
         high = max((high for _, high in advanced), default=0)
-        return Part(self.stream, self.present, self.sole_writer, start, end, low, high)
+        available, sole = self.available, self.sole_writer
+        return Part(self.stream, available, sole, start, end, low, high)
 
 
 @attrs.frozen
@@ -111,7 +112,7 @@ class Part(Selection):
     @property
     def is_indexed(self) -> bool:
         """Whether every table has an index on the id, or on the writer and the id."""
-        return self.present.tables <= self.present.by_id | self.present.by_writer
+        return self.available.tables <= self.available.by_id | self.available.by_writer
 
     @property
     def joins_details(self) -> bool:
@@ -142,7 +143,7 @@ def range_sql(part: Part) -> str:
     them in the same order.
 
     If the part joins details, those of each query are joined whose detail tables are
-    all in ``present.joinable``. Other details are looked up row by row.
+    all in ``available.joinable``. Other details are looked up row by row.
     """
     stream = part.stream
     columns = () if part.only_keys else stream.table.columns
@@ -150,7 +151,7 @@ def range_sql(part: Part) -> str:
     plain: list[str] = []
     distinct: list[str] = []
     for query_index, query in enumerate(stream.queries):
-        if query.range.table not in part.present.tables:
+        if query.range.table not in part.available.tables:
             continue
         of_query = stream.table.columns if query.distinct else columns
         select = _select(part, query, of_query, query_index)
@@ -193,7 +194,7 @@ def _select(
 ) -> str:
     range_ = query.range
     written = "NULL::bigint"
-    if range_.written_ms_column is not None and range_.table in part.present.written:
+    if range_.written_ms_column is not None and range_.table in part.available.written:
         written = f"{_column(query, range_.written_ms_column)} * 1000"
     names = dict(part.stream.table.kinds)[range_.kind]
     found = dict(zip(names, range_.columns, strict=True))
@@ -214,7 +215,7 @@ def _select(
 def _details(part: Part, query: RowQuery) -> str:
     details = query.range.details
     joins = part.joins_details and all(
-        detail.table in part.present.joinable for detail in details
+        detail.table in part.available.joinable for detail in details
     )
     return " ".join(detail.join if joins else detail.lookup for detail in details)
 
@@ -251,7 +252,7 @@ def _writer(query: RowQuery) -> str:
 def _conditions(part: Part, query: RowQuery) -> list[str]:
     """Return the conditions for the rows of a part in one table.
 
-    Each row matches one of them. A table of ``present.nullable`` has two: the server
+    Each row matches one of them. A table of ``available.nullable`` has two: the server
     could not use the index for their disjunction.
     """
     range_ = query.range
@@ -272,11 +273,11 @@ def _conditions(part: Part, query: RowQuery) -> list[str]:
         name = f"coalesce({writer}, {literal(part.sole_writer)})"
         conditions.append(_is_one_of(name, part.writers))
     common = " AND ".join(conditions)
-    if range_.table not in part.present.by_writer:
+    if range_.table not in part.available.by_writer:
         return [common]
     # All writers in the table are known: they were looked up.
     found = [f"{common} AND {_is_one_of(writer, part.end.writers)}"]
-    if range_.table in part.present.nullable:
+    if range_.table in part.available.nullable:
         found.append(f"{common} AND {writer} IS NULL")
     return found
 
@@ -301,7 +302,8 @@ def ids_sql(part: Part, query: RowQuery, limit: int, *, last: bool = False) -> s
 
     The query returns at most ``limit`` tokens. If the table has an index on the id, the
     server can scan this index, and stop after ``limit`` tokens. From a table of
-    ``present.nullable``, it returns as many tokens with a writer, then as many without.
+    ``available.nullable``, it returns as many tokens with a writer, then as many
+    without.
 
     :param last: whether to return the greatest token first.
     """

@@ -70,7 +70,7 @@ def read_parts(
         return
     columns = None if schema is None else set(schema.names)
     only_keys = columns is not None and columns <= {"stream", *KEY_COLUMNS.names}
-    with connected(conninfo) as connection:
+    with task_connection(conninfo) as connection:
         for part in parts:
             part = attrs.evolve(part, only_keys=only_keys)
             for batch in read_part(connection, conninfo, part):
@@ -94,7 +94,7 @@ def _column(part: Part, batch: pa.RecordBatch, field: pa.Field) -> pa.Array:
 
 
 @contextmanager
-def connected(conninfo: Mapping[str, Any]) -> Iterator[Connection]:
+def task_connection(conninfo: Mapping[str, Any]) -> Iterator[Connection]:
     """Open a task's connection; queries on the connection return Arrow batches.
 
     :raises PipelineError: if the database cannot be reached.
@@ -179,7 +179,7 @@ def _explain(conninfo: Mapping[str, Any], part: Part) -> SkippedId | None:
             f"{query.range.table}.{query.range.id_column} = "
             f"{-part.high if query.range.negative else part.high}"
             for query in part.stream.queries
-            if query.range.table in part.present.tables
+            if query.range.table in part.available.tables
         )
         reason = excerpt(error.__cause__.diag.message_primary or "")
         return SkippedId(part.stream.name, tables, reason)

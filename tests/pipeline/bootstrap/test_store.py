@@ -18,10 +18,10 @@ from synapse_replication.pipeline.bootstrap import (
     PlannedChange,
     check_no_writers,
     check_sequences,
-    connected,
+    open_connection,
     read_farthest,
     read_report,
-    stored_positions,
+    stored_ids,
     write_positions,
 )
 from synapse_replication.pipeline.settings import PipelineSettings, settings_of_dsn
@@ -76,7 +76,7 @@ class PositionStoreTests(SynchronousTestCase):
         (state,) = self.states()
         self.assertEqual(state.name, "orders")
         self.assertEqual(state.sequence_value, 260)
-        self.assertEqual(stored_positions(state), {"a": -250})
+        self.assertEqual(stored_ids(state), {"a": -250})
         self.assertEqual(state.stream.writers, ("a", "b"))
         self.cursor.execute("ALTER SEQUENCE orders_seq RESTART")
         (state,) = self.states()
@@ -187,7 +187,7 @@ class PositionStoreTests(SynchronousTestCase):
         new = Change("orders", "orders", "b", None, -249, PlannedChange.NEW)
         write_positions(self.cursor, self.settings, before, [stored, new])
         (state,) = self.states()
-        self.assertEqual(stored_positions(state), {"a": -250, "b": -249})
+        self.assertEqual(stored_ids(state), {"a": -250, "b": -249})
         back = Change("orders", "orders", "a", -250, -249, PlannedChange.FORWARD)
         with self.assertRaisesRegex(PipelineError, "of a in orders has advanced"):
             write_positions(self.cursor, self.settings, self.states(), [back])
@@ -199,12 +199,14 @@ class PositionStoreTests(SynchronousTestCase):
         """
         with (
             self.assertRaisesRegex(PipelineError, "failed: .*read-only"),
-            connected(self.settings.conninfo, readonly=True) as connection,
+            open_connection(self.settings.conninfo, readonly=True) as connection,
             connection.cursor() as cursor,
         ):
             cursor.execute("DELETE FROM orders")
         with (
             self.assertRaisesRegex(PipelineError, "cannot be reached"),
-            connected({**self.settings.conninfo, "dbname": "none"}, readonly=True),
+            open_connection(
+                {**self.settings.conninfo, "dbname": "none"}, readonly=True
+            ),
         ):
             pass

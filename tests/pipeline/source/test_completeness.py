@@ -16,10 +16,10 @@ from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.source.catalog import catalog_of
 from synapse_replication.pipeline.source.completeness import (
     CompletenessReader,
-    find_present,
+    find_available_schema,
     find_writers,
     last_allocated_id,
-    stored_positions,
+    stored_tokens,
 )
 from synapse_replication.pipeline.source.offsets import StreamOffset
 from synapse_replication.pipeline.source.partitions import cut_by_rows
@@ -71,23 +71,23 @@ class CompletenessReaderTests(SynchronousTestCase):
 
     def survey(self, *, continuous: bool) -> StreamOffset:
         surveyor = CompletenessReader({"orders": ("a", "b")}, continuous)
-        present = find_present(self.txn, [self.stream])["orders"]
-        selection = Selection(self.stream, present, "")
+        available = find_available_schema(self.txn, [self.stream])["orders"]
+        selection = Selection(self.stream, available, "")
         return surveyor.survey(self.txn, selection, StreamOffset())
 
     def test_available_indexes(self) -> None:
         """An index is found by its first column; a partial index does not count."""
         events = catalog_of()["events"]
         self.txn.execute("CREATE INDEX few ON orders (id) WHERE item IS NOT NULL")
-        found = find_present(self.txn, [self.stream, events])
+        found = find_available_schema(self.txn, [self.stream, events])
         self.assertEqual(found["events"].tables, frozenset())
         self.assertEqual(found["orders"].tables, {"orders"})
         self.assertEqual(found["orders"].by_id, frozenset())
         self.txn.execute("CREATE INDEX by_writer ON orders (writer, id)")
-        found = find_present(self.txn, [self.stream])
+        found = find_available_schema(self.txn, [self.stream])
         self.assertEqual(found["orders"].by_writer, {"orders"})
         self.txn.execute("CREATE INDEX ids ON orders (id)")
-        found = find_present(self.txn, [self.stream])
+        found = find_available_schema(self.txn, [self.stream])
         self.assertEqual(found["orders"].by_id, {"orders"})
         self.assertEqual(found["orders"].by_writer, frozenset())
 
@@ -110,7 +110,7 @@ class CompletenessReaderTests(SynchronousTestCase):
             writers=["a"],
         )
         streams = [self.stream, catalog_of([times])["times"]]
-        found = find_present(self.txn, streams)
+        found = find_available_schema(self.txn, streams)
         self.assertEqual(found["orders"].by_writer, {"orders"})
         self.assertEqual(found["times"].by_writer, frozenset())
         selection = Selection(streams[1], found["times"], "a")
@@ -120,14 +120,14 @@ class CompletenessReaderTests(SynchronousTestCase):
 
     def test_positions(self) -> None:
         """Positions are absolute values; the initial position 1 is returned as zero."""
-        self.assertEqual(stored_positions(self.txn, self.stream), {})
+        self.assertEqual(stored_tokens(self.txn, self.stream), {})
         self.txn.execute(
             "INSERT INTO stream_positions VALUES ('orders', 'a', -7), "
             "('orders', 'b', 1), ('receipts', 'c', 9)"
         )
-        self.assertEqual(stored_positions(self.txn, self.stream), {"a": 7, "b": 0})
+        self.assertEqual(stored_tokens(self.txn, self.stream), {"a": 7, "b": 0})
         self.txn.execute("DROP TABLE stream_positions")
-        self.assertEqual(stored_positions(self.txn, self.stream), {})
+        self.assertEqual(stored_tokens(self.txn, self.stream), {})
 
     def test_sequence(self) -> None:
         """
@@ -146,9 +146,9 @@ class CompletenessReaderTests(SynchronousTestCase):
             "INSERT INTO orders VALUES (-1, 'b'), (-2, 'a'), (-3, 'b'), (-4, NULL)"
         )
         self.txn.execute("CREATE INDEX by_writer ON orders (writer, id)")
-        present = find_present(self.txn, [self.stream])["orders"]
+        available = find_available_schema(self.txn, [self.stream])["orders"]
         self.assertEqual(
-            find_writers(self.txn, Selection(self.stream, present, "")), {"a", "b"}
+            find_writers(self.txn, Selection(self.stream, available, "")), {"a", "b"}
         )
 
     def test_rows_without_a_writer(self) -> None:
@@ -162,8 +162,8 @@ class CompletenessReaderTests(SynchronousTestCase):
             "SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off"
         )
         for nullable in (True, False):
-            present = find_present(self.txn, [self.stream])["orders"]
-            selection = Selection(self.stream, present, "a")
+            available = find_available_schema(self.txn, [self.stream])["orders"]
+            selection = Selection(self.stream, available, "a")
             end = StreamOffset(3, {"a": 3, "b": 3})
             part = selection.between(StreamOffset(), end)
             sql = range_sql(attrs.evolve(part, only_keys=True))
@@ -217,7 +217,9 @@ class CompletenessReaderTests(SynchronousTestCase):
         racing = self.txn.connection.cursor(cursor_factory=Racing)
         racing.other_session = other.cursor()
         surveyor = CompletenessReader({}, continuous=True)
-        present = find_present(self.txn, [caches])["caches"]
-        found = surveyor.survey(racing, Selection(caches, present, ""), StreamOffset())
+        available = find_available_schema(self.txn, [caches])["caches"]
+        found = surveyor.survey(
+            racing, Selection(caches, available, ""), StreamOffset()
+        )
         self.assertEqual(found, StreamOffset(1))
         self.assertEqual(last_allocated_id(self.txn, caches), 2)

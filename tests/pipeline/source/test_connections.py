@@ -21,7 +21,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from synapse_replication.errors import PipelineError, ServerStartError
 from synapse_replication.pipeline.settings import settings_of_dsn
 from synapse_replication.pipeline.source.connections import connect, pinned
-from synapse_replication.pipeline.source.reading import connected
+from synapse_replication.pipeline.source.reading import task_connection
 from synapse_replication.testing.certificates import PrivateAuthority, PrivatePair
 from synapse_replication.testing.servers import PrivatePostgres
 
@@ -92,7 +92,7 @@ class PinnedTests(SynchronousTestCase):
             found = pinned(given, opened)
         for name in [each for each in os.environ if each.startswith("PG")]:
             self.patch_environ(name, None)
-        with connected(found) as task, task.cursor() as cursor:
+        with task_connection(found) as task, task.cursor() as cursor:
             cursor.execute("SELECT current_database()")
             self.assertEqual(cursor.fetchone(), ("postgres",))
         return found

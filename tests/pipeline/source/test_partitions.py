@@ -22,8 +22,8 @@ from synapse_replication.pipeline.source.partitions import (
 )
 from synapse_replication.pipeline.source.ranges import (
     IDS_TO_JOIN,
+    AvailableSchema,
     Part,
-    Present,
     Selection,
 )
 from synapse_replication.streams.table import TableStream
@@ -31,14 +31,14 @@ from synapse_replication.testing.servers import shared_postgres
 
 RECEIPTS = catalog_of()["receipts"]
 TABLES = frozenset(query.range.table for query in RECEIPTS.queries)
-WITH_INDEX = Present(TABLES, frozenset(), TABLES, frozenset())
-BY_WRITER = Present(TABLES, frozenset(), frozenset(), TABLES)
-WITHOUT = Present(TABLES, frozenset(), frozenset(), frozenset())
+WITH_INDEX = AvailableSchema(TABLES, frozenset(), TABLES, frozenset())
+BY_WRITER = AvailableSchema(TABLES, frozenset(), frozenset(), TABLES)
+WITHOUT = AvailableSchema(TABLES, frozenset(), frozenset(), frozenset())
 
 
-def part(low: int, high: int, present: Present = WITH_INDEX) -> Part:
+def part(low: int, high: int, available: AvailableSchema = WITH_INDEX) -> Part:
     """Return a part with the receipts of all writers."""
-    selection = Selection(RECEIPTS, present, "")
+    selection = Selection(RECEIPTS, available, "")
     return selection.between(StreamOffset(low), StreamOffset(high))
 
 
@@ -158,9 +158,9 @@ class CutTests(SynchronousTestCase):
                 writers=["a"],
             )
             table = frozenset({name})
-            present = Present(table, frozenset(), table, frozenset())
+            available = AvailableSchema(table, frozenset(), table, frozenset())
             stream = catalog_of([declared])[name]
-            self.selections.append(Selection(stream, present, "a"))
+            self.selections.append(Selection(stream, available, "a"))
 
     def cut(self, limit: int) -> list[int]:
         names = [selection.stream.name for selection in self.selections]

@@ -8,13 +8,13 @@ from hypothesis import given, settings, strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.pipeline.source.catalog import catalog_of
-from synapse_replication.pipeline.source.completeness import find_present
+from synapse_replication.pipeline.source.completeness import find_available_schema
 from synapse_replication.pipeline.source.connections import reading
 from synapse_replication.pipeline.source.offsets import StreamOffset
 from synapse_replication.pipeline.source.options import SourceOptions
 from synapse_replication.pipeline.source.ranges import (
+    AvailableSchema,
     Part,
-    Present,
     Selection,
     ids_sql,
     range_sql,
@@ -27,7 +27,9 @@ from tests.support.big_database import SHARES
 #: A stream with negative ids, whose table has an index of these.
 STREAM = catalog_of([ORDERS])["orders"]
 _TABLE = frozenset(["orders"])
-SELECTION = Selection(STREAM, Present(_TABLE, frozenset(), _TABLE, frozenset()), "")
+SELECTION = Selection(
+    STREAM, AvailableSchema(_TABLE, frozenset(), _TABLE, frozenset()), ""
+)
 
 WRITERS = ("a", "b", "o'hara", None)
 
@@ -77,8 +79,8 @@ class SqlTests(SynchronousTestCase):
 
     def test_writers_are_looked_up(self) -> None:
         """For an index by writer and id, the condition lists the writers."""
-        present = Present(_TABLE, frozenset(), frozenset(), _TABLE)
-        walked = attrs.evolve(SELECTION, present=present)
+        available = AvailableSchema(_TABLE, frozenset(), frozenset(), _TABLE)
+        walked = attrs.evolve(SELECTION, available=available)
         part = walked.between(StreamOffset(), StreamOffset(9, {"a": 9, "b": 9}))
         self.assertIn("= ANY(ARRAY['a', 'b']::text[])", self.ids(part))
 
@@ -86,8 +88,8 @@ class SqlTests(SynchronousTestCase):
         """A table without writers is not read if the minimum has not advanced."""
         stream = catalog_of()["account_data"]
         tables = frozenset(query.range.table for query in stream.queries)
-        present = Present(tables, frozenset(), frozenset(), frozenset())
-        selection = Selection(stream, present, "")
+        available = AvailableSchema(tables, frozenset(), frozenset(), frozenset())
+        selection = Selection(stream, available, "")
         idle = selection.between(StreamOffset(3), StreamOffset(3, {"a": 9}))
         moved = selection.between(StreamOffset(3), StreamOffset(4, {"a": 9}))
         for part, nothing in ((idle, True), (moved, False)):
@@ -96,7 +98,9 @@ class SqlTests(SynchronousTestCase):
 
     def test_missing_table(self) -> None:
         """The query for a missing table returns no rows, with the same columns."""
-        missing = attrs.evolve(SELECTION, present=Present(*[frozenset[str]()] * 4))
+        missing = attrs.evolve(
+            SELECTION, available=AvailableSchema(*[frozenset[str]()] * 4)
+        )
         sql = range_sql(missing.between(StreamOffset(), StreamOffset(9)))
         self.assertIn("WHERE FALSE", sql)
 
@@ -164,14 +168,14 @@ class IndexTests(SynchronousTestCase):
         conninfo = SourceOptions.parse({"dsn": history_dsn()}).conninfo
         end = StreamOffset(0, {"writer1": 50})
         with reading(conninfo) as txn:
-            present = find_present(txn, catalog.values())
+            available = find_available_schema(txn, catalog.values())
             for name in SHARES.keys() - {"account_data"}:
                 stream = catalog[name]
-                selection = Selection(stream, present[name], "")
+                selection = Selection(stream, available[name], "")
                 part = selection.between(StreamOffset(), end)
                 queries = [range_sql(part)]
                 for query in stream.queries:
-                    if query.range.table in present[name].tables:
+                    if query.range.table in available[name].tables:
                         for last in (False, True):
                             queries.append(ids_sql(part, query, 1, last=last))
                 for sql in queries:
