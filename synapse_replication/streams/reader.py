@@ -635,7 +635,6 @@ class Reader(Struct, eq=False):
             # An epoch would show whether the writer has restarted.
             self.epoch is None and state.epoch is None and new < state.lost_upto
         )
-        is_plausible = self.is_plausible(new)
         state.heard = max(state.heard, new)
         # A stream in tables that is at or below ``new`` follows without a reset, which
         # would skip the rows up to ``new``.
@@ -653,21 +652,28 @@ class Reader(Struct, eq=False):
                 self._begin()
             return found
         if new == position:
-            if prev >= new and self._is_check_due(now):
+            if prev > self.floor and self._is_check_due(now):
                 self._begin().empty_upto = self.floor
             elif is_first:
                 self._begin()
             return Finding.EXPECTED if is_first else Finding.NOTHING
+        return self._advance_to(prev, new)
+
+    def _advance_to(self, prev: int, new: int) -> Finding:
+        """Advance to ``new``, without a fetch if no rows up to ``prev`` are missing."""
         catch_up = self._begin()
         self._claim(new)
-        if prev > position or not is_plausible:
+        if prev > self.position or not self.is_plausible(new):
             return Finding.GAP
         catch_up.empty_upto = new
         return Finding.EXPECTED
 
     @_on(ReaderEvent.REPORT)
-    def reported(self, link: Hashable, token: int, now: float) -> Finding:
-        """Handle a report that the writer has sent all rows up to ``token``."""
+    def reported(self, link: Hashable, prev: int, token: int, now: float) -> Finding:
+        """Handle a report that the writer has sent all rows up to ``token``.
+
+        It has no rows in ``(prev, token]``.
+        """
         state = self.links[link]
         if state.phase is Phase.WAITING:
             # The position of an idempotent stream may be greater than the writer's own.
@@ -676,7 +682,7 @@ class Reader(Struct, eq=False):
                 self.policy.resettable or not self.policy.idempotent
             ):
                 return Finding.NOTHING
-            self._compare(link, token, token, now)
+            self._compare(link, prev, token, now)
             return Finding.EXPECTED
         contradicts = token < state.heard
         state.heard = max(state.heard, token)
@@ -684,8 +690,7 @@ class Reader(Struct, eq=False):
             self._claim(token)
             return Finding.EXPECTED
         if token > self.position:
-            self._claim(token)
-            return Finding.GAP
+            return self._advance_to(prev, token)
         if token < self.position:
             return self._below(link, token, contradicts)
         return Finding.NOTHING

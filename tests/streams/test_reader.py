@@ -215,6 +215,16 @@ class PositionTests(SynchronousTestCase):
         driven.take()
         self.assertEqual(driven.requested(), (10, 12))
 
+    def test_check_of_a_range_that_is_stated_again(self) -> None:
+        """An empty range is not fetched if POSITION says that all of it is empty."""
+        _, driven = self.announce(10, 12)
+        driven.take()
+        driven.reader.announced("a", 10, 12, 5.0)
+        self.assertEqual(driven.take(), [])
+        driven.reader.announced("a", 11, 12, 5.0)
+        driven.take()
+        self.assertEqual(driven.requested(), (10, 12))
+
     def test_old_claims_are_forgotten(self) -> None:
         """The empty range of an idle writer reaches back for a limited time."""
         driven = Driven()
@@ -246,29 +256,41 @@ class ReportTests(SynchronousTestCase):
         driven.row(3)
         driven.reader.announced("a", 3, 5, 0.0)
         driven.take()
-        self.assertIs(driven.reader.reported("a", 5, 0.0), Finding.NOTHING)
-        self.assertIs(driven.reader.reported("a", 7, 0.0), Finding.GAP)
+        self.assertIs(driven.reader.reported("a", 5, 5, 0.0), Finding.NOTHING)
+        self.assertIs(driven.reader.reported("a", 7, 7, 0.0), Finding.GAP)
         driven.take()
         self.assertEqual(driven.requested(), (3, 7))
-        self.assertIs(driven.reader.reported("a", 9, 0.0), Finding.EXPECTED)
+        self.assertIs(driven.reader.reported("a", 9, 9, 0.0), Finding.EXPECTED)
+
+    def test_range_without_rows(self) -> None:
+        """A report may say, as a POSITION, that a range has no rows."""
+        driven = Driven()
+        driven.open(0)
+        self.assertIs(driven.reader.reported("a", 0, 5, 0.0), Finding.EXPECTED)
+        self.assertEqual(driven.take(), [Advance(5), Finished(None)])
+        self.assertIs(driven.reader.reported("a", 6, 7, 0.0), Finding.GAP)
+        driven.reader.link_up("b")
+        self.assertIs(driven.reader.reported("b", 6, 8, 0.0), Finding.EXPECTED)
+        driven.take()
+        self.assertEqual(driven.requested(), (0, 8))
 
     def test_opens_a_link(self) -> None:
         """A report opens a link, unless it is below the position."""
         driven = Driven(position=5)
-        self.assertIs(driven.reader.reported("a", 4, 0.0), Finding.NOTHING)
+        self.assertIs(driven.reader.reported("a", 4, 4, 0.0), Finding.NOTHING)
         self.assertIs(driven.reader.state, State.WAITING)
-        self.assertIs(driven.reader.reported("a", 5, 0.0), Finding.EXPECTED)
+        self.assertIs(driven.reader.reported("a", 5, 5, 0.0), Finding.EXPECTED)
         self.assertIn(Connected("a"), driven.take())
 
     def test_report_below_an_idempotent_position(self) -> None:
         """A new reader of caches may be above a writer that announces its own moves."""
         driven = Driven(CACHES, 5)
-        self.assertIs(driven.reader.reported("a", 3, 0.0), Finding.EXPECTED)
+        self.assertIs(driven.reader.reported("a", 3, 3, 0.0), Finding.EXPECTED)
         self.assertEqual(driven.take(), [Advance(5), Finished(None), Connected("a")])
         self.assertIs(driven.reader.state, State.LIVE)
         # If its position may be lowered, only a POSITION lowers it.
         driven = Driven(ReaderPolicy(idempotent=True, resettable=True), 5)
-        self.assertIs(driven.reader.reported("a", 3, 0.0), Finding.NOTHING)
+        self.assertIs(driven.reader.reported("a", 3, 3, 0.0), Finding.NOTHING)
 
     def test_restart_shown_by_a_new_link(self) -> None:
         """A new link that states less than a lost one claimed has another process."""
@@ -287,7 +309,7 @@ class ReportTests(SynchronousTestCase):
             driven.reader.link_up("b")
             state = State.PAUSED if is_paused else State.DELIVERING
             self.assertIs(driven.reader.state, state)
-            driven.reader.reported("b", 5, 0.0)
+            driven.reader.reported("b", 5, 5, 0.0)
             self.assertIs(driven.reader.state, State.DUE)
             self.assertIsNone(driven.reader.page)
             driven.take()
@@ -380,7 +402,7 @@ class RowTests(SynchronousTestCase):
         driven.row(4)
         driven.reader.announced("b", 7, 7, 0.0)
         driven.take()
-        driven.reader.reported("b", 9, 0.0)
+        driven.reader.reported("b", 9, 9, 0.0)
         self.assertTrue(driven.page())
         self.assertIs(driven.reader.state, State.FETCHING)
         self.assertIs(driven.row(5), Verdict.FETCH)
@@ -413,7 +435,7 @@ class RowTests(SynchronousTestCase):
         """Rows lost above a batch that is still handled are not taken for its own."""
         driven = Driven()
         driven.open(0)
-        driven.reader.reported("a", 6, 0.0)
+        driven.reader.reported("a", 6, 6, 0.0)
         driven.take()
         driven.reader.lost_rows("a")
         self.assertIs(driven.row(6), Verdict.FETCH)
@@ -550,12 +572,12 @@ class PageTests(SynchronousTestCase):
         """A page need not have the rows that an earlier one had to have."""
         driven = Driven(position=5)
         driven.open(5)
-        driven.reader.reported("a", 8, 0.0)
+        driven.reader.reported("a", 8, 8, 0.0)
         driven.take()
         driven.row(7)
         self.assertTrue(driven.page(6, 7))
         driven.take()
-        driven.reader.reported("a", 12, 0.0)
+        driven.reader.reported("a", 12, 12, 0.0)
         driven.take()
         self.assertTrue(driven.page(10))
 
@@ -565,7 +587,7 @@ class PageTests(SynchronousTestCase):
             driven = Driven(position=5)
             driven.open(5)
             for claim in claims:
-                driven.reader.reported("a", claim, 0.0)
+                driven.reader.reported("a", claim, claim, 0.0)
             driven.take()
             self.assertFalse(driven.page(upto=5, last_token=5))
             driven.take()
@@ -580,7 +602,7 @@ class PageTests(SynchronousTestCase):
             driven.open(5)
             driven.reader.announced("a", 5, 20, 0.0)
             driven.take()
-            driven.reader.reported("a", 30, 0.0)
+            driven.reader.reported("a", 30, 30, 0.0)
             driven.take()
             driven.page(6, upto=8)
             driven.take()
@@ -685,11 +707,11 @@ class PauseTests(SynchronousTestCase):
         self.patch(machine, "BURST", 1)
         driven = Driven()
         driven.open(0)
-        driven.reader.reported("a", 5, 0.0)
+        driven.reader.reported("a", 5, 5, 0.0)
         driven.take()
         driven.page()
         driven.take()
-        driven.reader.reported("a", 9, 0.0)
+        driven.reader.reported("a", 9, 9, 0.0)
         self.assertEqual(driven.take(), [Pause(0.1)])
         for moment in (0.03, 0.06, 0.09):
             driven.now = moment

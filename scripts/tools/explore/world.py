@@ -531,6 +531,8 @@ class World:
         if not self.states_epochs or link.said:
             yield ("report", number)
         yield ("position", number)
+        if not self.in_memory and link.token not in self._rows(0, link.token):
+            yield ("range", number)
         if self.states_epochs:
             yield ("epoch", number)
             # It is the first message of a process on a link that is up.
@@ -782,7 +784,13 @@ class World:
     def _on_report(self, number: int) -> None:
         token = self.links[number].token
         if not self.reader.follows(number, token):
-            self._announce(number, "reported", number, token, 0.0)
+            self._announce(number, "reported", number, token, token, 0.0)
+
+    def _on_range(self, number: int) -> None:
+        token = self.links[number].token
+        if not self.reader.follows(number, token):
+            prev = max(self._rows(0, token), default=0)
+            self._announce(number, "reported", number, prev, token, 0.0)
 
     def _on_epoch(self, number: int) -> None:
         self._announce_epoch(number, has_restarted=False)
@@ -819,7 +827,7 @@ class World:
     def _on_false_report(self, number: int, token: int) -> None:
         self._lie(number, token)
         if not self.reader.follows(number, token):
-            self._announce(number, "reported", number, token, 0.0)
+            self._announce(number, "reported", number, token, token, 0.0)
 
     def _lie(self, number: int, token: int) -> None:
         if not self.lie:

@@ -25,11 +25,11 @@ which this instance began to send the stream.
 
 A writer answers a hello with a heartbeat, usually without delay, so that a new instance
 knows its peers' epochs before their positions arrive. An answer is sent only to the
-instance that asked, on its own channel. If many ask within a moment, one heartbeat for
-all of them answers. Instances that write nothing do not answer, and send heartbeats
-rarely: nobody waits for what they write. A peer of an older version, which does not
-state the interval of its heartbeats, is answered on the common channel, and all
-instances send heartbeats as frequently as it expects.
+instance that asked, on its own channel. If most peers ask within a moment, one
+heartbeat for all of them answers. Instances that write nothing do not answer, and send
+heartbeats rarely: nobody waits for what they write. A peer of an older version, which
+does not state the interval of its heartbeats, is answered on the common channel, and
+all instances send heartbeats as frequently as it expects.
 
 Among more than a few peers that all know how, heartbeats to all are rare, and a few
 peers watch each instance: see :mod:`~synapse_replication.handlers.extension.watches`.
@@ -97,9 +97,6 @@ MAX_FOLLOWED: Final = 100
 
 #: The longest message with a command, in bytes, so that it fits into a line.
 MAX_COMMAND_LENGTH: Final = 15 * 1024
-
-#: The largest number of instances that are answered one by one.
-MAX_PRIVATE_ANSWERS: Final = 3
 
 #: Among more peers than this, heartbeats to all are rare, and a few peers watch.
 FEW_PEERS: Final = 10
@@ -180,9 +177,6 @@ class ReplicationExtension(SendingListener):
         #: The instance at the other end of each direct link that has sent a message.
         self._peers: dict[ExtensionConnection, str] = {}
         self._positions: dict[str, StreamPosition] = {}
-        #: The token after which a stream in tables has no rows of this instance up to
-        #: its position.
-        self._prev_tokens: dict[str, int] = {}
         self._has_advanced = False
         self._last_heartbeat = self._last_answer = -math.inf
         self._heartbeat_timer = Timer(host.clock)
@@ -584,7 +578,8 @@ class ReplicationExtension(SendingListener):
         self._answer_timer.stop()
         self._last_answer = self._clock.seconds()
         asking, self._pending_answers = self._pending_answers, {}
-        if None in asking or len(asking) > MAX_PRIVATE_ANSWERS:
+        if None in asking or 2 * len(asking) > max(FEW_PEERS, len(self._epochs)):
+            # Most peers ask.
             self._send_heartbeat()
             return
         payload = encode_message(self._message(MessageType.HEARTBEAT))
@@ -613,7 +608,6 @@ class ReplicationExtension(SendingListener):
         if position is not None and self._connections:
             now = self._clock.time_msec()
             self._send(self._encode_rows(now, stream_name, position), stream_name)
-        self._prev_tokens.pop(stream_name, None)
         self._set_position(stream_name, batches[-1][0])
         if self._backlog is not None and self.retains(stream_name):
             self._backlog.of(stream_name).add(prev_token, batches)
@@ -623,17 +617,10 @@ class ReplicationExtension(SendingListener):
 
         These rows are not retained in the backlog.
         """
-        self._prev_tokens.pop(stream_name, None)
         self._set_position(stream_name, token)
 
     def position_sent(self, stream_name: str, prev_token: int, new_token: int) -> None:
         """Record a POSITION that was sent."""
-        before = self._positions.get(stream_name)
-        if before is None or before.token < prev_token:
-            self._prev_tokens.pop(stream_name, None)
-        if stream_name not in self._in_memory:
-            # A peer may have rows of an earlier process of those held in memory.
-            self._prev_tokens.setdefault(stream_name, prev_token)
         self._set_position(stream_name, new_token)
         self.range_skipped(stream_name, prev_token, new_token)
 
@@ -695,10 +682,10 @@ class ReplicationExtension(SendingListener):
     # -- messages ----------------------------------------------------------------------
 
     def _message(self, kind: MessageType) -> ExtensionMessage:
-        now = self._clock.time_msec()
+        now, sender = self._clock.time_msec(), self._handler.sender
         positions = {
             name: self._positions.get(name)
-            or StreamPosition(self._handler.sender.last_sent_token(stream), now)
+            or StreamPosition(sender.last_sent_token(stream), now)
             for stream in self._host.streams.get_streams_to_replicate()
             for name in [stream.description.name]
         }
@@ -709,8 +696,11 @@ class ReplicationExtension(SendingListener):
             positions=positions,
             prev_tokens={
                 name: prev_token
-                for name, prev_token in self._prev_tokens.items()
-                if prev_token < positions[name].token
+                for name, position in positions.items()
+                # Of one in memory, a peer may have rows of an earlier process.
+                if name not in self._in_memory
+                for prev_token in [sender.prev_token(name, position.token)]
+                if prev_token < position.token
             },
             heartbeat_interval=self._idle_interval(),
         )

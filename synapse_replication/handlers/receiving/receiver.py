@@ -213,14 +213,10 @@ class StreamReceiver:
             and not self._writers.get(instance_name).reader.follows_epoch(link, epoch)
         ):
             self._put(link, ReportedEpoch(instance_name, token, epoch, has_restarted))
-        if self._writers.refreshed(instance_name).reader.follows(link, token):
-            return
-        if prev_token < token:
-            # It says what a POSITION says, which may not arrive before.
-            name = self._context.name
-            self._put(link, PositionCommand(name, instance_name, prev_token, token))
-        else:
-            self._put(link, ReportedPosition(instance_name, token, is_first))
+        if not self._writers.refreshed(instance_name).reader.follows(link, token):
+            self._put(
+                link, ReportedPosition(instance_name, prev_token, token, is_first)
+            )
 
     def enqueue_stored_position(self, instance_name: str, token: int) -> None:
         """Enqueue a stored position that is ahead of what its writer announced."""
@@ -408,7 +404,7 @@ class StreamReceiver:
                     AheadOfWriter(context.name, name, position, item.new_token)
                 )
         elif isinstance(item, ReportedPosition):
-            found = reader.reported(link, item.token, now)
+            found = reader.reported(link, item.prev_token, item.token, now)
             if found is Finding.AHEAD:
                 observer.observe(
                     AheadOfWriter(context.name, name, position, item.token)

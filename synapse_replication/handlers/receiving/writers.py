@@ -27,13 +27,16 @@ class LostRow(Struct, frozen=True):
 class ReportedPosition(Struct, frozen=True):
     """A writer's report that it has sent all rows up to ``token``.
 
+    It has no rows in ``(prev_token, token]``.
+
     :ivar is_first: whether the writer has just started, so that this is its initial
         position. Missing rows up to it are fetched, but are not reported as a gap.
     """
 
     instance_name: str
+    prev_token: int
     token: int
-    is_first: bool = False
+    is_first: bool
 
 
 class ReportedEpoch(Struct, frozen=True):

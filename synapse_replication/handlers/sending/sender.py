@@ -6,10 +6,9 @@ because there was no reader. POSITION announces that token, not the newest commi
 token: a reader that did not receive a row at or below the announced token must fetch
 that row.
 
-The first announcement on a connection has the same previous and new token. It makes no
-statement about earlier rows: a reader that has not delivered them fetches them. If this
-process has skipped a range without rows since the last announcement, the previous token
-is that before the range, so that readers do not fetch the range.
+The previous token of a POSITION is the last token of a row of this process, or the
+first token that it sent or skipped: after it, this process has no rows. A reader that
+has not delivered the rows up to it fetches them.
 
 See docs/failure-modes.rst: failure-unprompted-announcement.
 """
@@ -119,9 +118,7 @@ class CommandSender:
         #: The streams that the peer follows, for links whose peer does not follow all.
         self._followed: dict[ReplicationConnection, frozenset[str]] = {}
         self._last_sent_tokens: dict[str, int] = {}
-        #: The last token of a stream that was announced, if it was followed by a range
-        #: without rows of this process that was not announced.
-        self._skipped_after: dict[str, int] = {}
+        self._prev_tokens: dict[str, int] = {}
         self._listener = SendingListener()
         self._when_ready: list[Callable[[], object]] = []
         self._unsent = UnsentCommands(self._observer)
@@ -293,9 +290,21 @@ class CommandSender:
 
         This process wrote no row in ``(prev_token, new_token]``.
         """
-        self._skipped_after.setdefault(stream_name, prev_token)
-        self._last_sent_tokens[stream_name] = new_token
+        self._skip(stream_name, prev_token, new_token)
         self._listener.range_skipped(stream_name, prev_token, new_token)
+
+    def prev_token(self, stream_name: str, token: int) -> int:
+        """Return the token after which this process has no rows up to ``token``.
+
+        :param token: a token that was announced last, or is the last sent one.
+        """
+        return min(token, self._prev_tokens.get(stream_name, token))
+
+    def _skip(self, stream_name: str, prev_token: int, new_token: int) -> None:
+        if prev_token != self._last_sent_tokens.get(stream_name):
+            self._prev_tokens.pop(stream_name, None)
+        self._prev_tokens.setdefault(stream_name, prev_token)
+        self._last_sent_tokens[stream_name] = new_token
 
     def announce_positions(
         self, connection: ReplicationConnection | None = None
@@ -310,7 +319,7 @@ class CommandSender:
         """
         for stream in self._host.streams.get_streams_to_replicate():
             name, token = stream.description.name, self.last_sent_token(stream)
-            prev_token = self._skipped_after.get(name, token)
+            prev_token = self.prev_token(name, token)
             command = PositionCommand(name, self._instance_name, prev_token, token)
             if connection is None:
                 self._send_of_stream(name, command)
@@ -327,13 +336,12 @@ class CommandSender:
 
     def _set_sent(self, stream_name: str, token: int) -> None:
         self._last_sent_tokens[stream_name] = token
-        self._skipped_after.pop(stream_name, None)
+        self._prev_tokens.pop(stream_name, None)
 
     def send_position(self, stream_name: str, prev_token: int, new_token: int) -> None:
         """Announce that this process has no rows in ``(prev_token, new_token]``."""
-        if prev_token == self._last_sent_tokens.get(stream_name):
-            prev_token = self._skipped_after.get(stream_name, prev_token)
-        self._set_sent(stream_name, new_token)
+        self._skip(stream_name, prev_token, new_token)
+        prev_token = self.prev_token(stream_name, new_token)
         self._send_of_stream(
             stream_name,
             PositionCommand(stream_name, self._instance_name, prev_token, new_token),

@@ -479,6 +479,20 @@ class GapTests(ExtensionTests):
         positions = Counter(m.sender for m in seen if not m.is_extension)
         self.assertEqual(positions.keys() & {"events", "w"}, set())
 
+    def test_some_ask_among_many(self) -> None:
+        """If fewer than half of the peers ask together, each is answered alone."""
+        ExtensionProcess(self.bus, "events", writes=["events"])
+        for number in range(20):
+            ExtensionProcess(self.bus, f"r{number}")
+        self.bus.advance(30)
+        before = len(self.messages("heartbeat"))
+        for number in range(8):
+            ExtensionProcess(self.bus, f"s{number}")
+        self.bus.advance(0.5)
+        answers = self.messages("heartbeat")[before:]
+        sent = Counter(m.to for m in answers if m.sender == "events")
+        self.assertEqual(sent, {f"s{number}": 1 for number in range(8)})
+
     def test_idle_writers_send_at_the_same_time(self) -> None:
         """The heartbeats of idle writers coincide, whenever the writers started."""
         self.bus.advance(2.25)

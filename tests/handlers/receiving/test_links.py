@@ -138,7 +138,7 @@ class TwoLinksTests(SynchronousTestCase):
         reader = Reader(policy, lambda token: token < 100, 56)
         reader.link_up("a")
         reader.announced("a", 56, 56, 0.0)
-        reader.reported("a", 1000, 0.0)
+        reader.reported("a", 1000, 1000, 0.0)
         reader.link_lost("a")
         reader.link_up("b")
         reader.announced("b", 60, 60, 0.0)
