@@ -31,7 +31,7 @@ from synapse_replication.instrumentation.rate_limit import (
 )
 from synapse_replication.recent import RecentDict
 from synapse_replication.text import counted, incoming_label, named_label
-from synapse_replication.transport.failures import one_line
+from synapse_replication.transport.error_text import error_text
 from synapse_replication.wire.close_reason import CloseReason
 
 #: The maximum number of state changes of one connection that are logged within
@@ -146,7 +146,7 @@ class LoggingObserver(ReplicationObserver):
         if line.has_traceback:
             error = own["error"]
             failure = Failure(error)  # type: ignore[no-untyped-call]
-            more = {"error": one_line(error), "log_failure": failure}
+            more = {"error": error_text(error), "log_failure": failure}
         if not line.per:
             self._logger.emit(line.level, line.text, **{**own, **more})
             return

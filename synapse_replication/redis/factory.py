@@ -39,7 +39,11 @@ from synapse_replication.handlers.events import ConnectFailed, LinkDown, LinkUp
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.redis.resp import MAX_REPLY_LENGTH, ReplyReader
 from synapse_replication.transport.buffers import ReadSize
-from synapse_replication.transport.failures import at, destination, one_line
+from synapse_replication.transport.error_text import (
+    destination,
+    error_text,
+    with_location,
+)
 from synapse_replication.transport.timeouts import Timeout, stop
 from synapse_replication.transport.tls_errors import explain
 from synapse_replication.wire.close_reason import CloseReason
@@ -187,7 +191,7 @@ class RedisProtocol(RedisConnectionMixin, txredisapi.RedisProtocol):  # type: ig
     @override
     def authenticated(self) -> None:
         def failed(failure: Failure) -> None:
-            self.abort(f"PING failed: {one_line(failure.value)}")
+            self.abort(f"PING failed: {error_text(failure.value)}")
 
         self.ping().addCallbacks(lambda _: self.connection_established(), failed)
 
@@ -195,7 +199,7 @@ class RedisProtocol(RedisConnectionMixin, txredisapi.RedisProtocol):  # type: ig
     def keep_alive(self) -> None:
         # If no reply arrives within replyTimeout, txredisapi closes the connection.
         def failed(failure: Failure) -> None:
-            self.abort(one_line(failure.value), CloseReason.TIMED_OUT)
+            self.abort(error_text(failure.value), CloseReason.TIMED_OUT)
 
         self.ping().addCallbacks(lambda _: self.connection_proved(), failed)
 
@@ -387,5 +391,5 @@ class SynapseRedisFactory(txredisapi.RedisFactory):  # type: ignore[misc]
         self._callID = self.reactor_clock.callLater(  # type: ignore[assignment]
             wait, connect
         )
-        why = at(destination(connector), self._why) if self._failed else ""
+        why = with_location(destination(connector), self._why) if self._failed else ""
         self.observer.observe(ConnectFailed(self.name, why, wait))

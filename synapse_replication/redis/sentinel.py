@@ -38,7 +38,7 @@ from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.redis.factory import SynapseRedisFactory
 from synapse_replication.redis.options import HostPort, RedisOptions, SentinelOptions
 from synapse_replication.redis.resp import ReplyReader, encode
-from synapse_replication.transport.failures import one_line
+from synapse_replication.transport.error_text import error_text
 
 #: The interval between queries for the master's address, in s.
 CHECK_INTERVAL = 5.0
@@ -170,7 +170,7 @@ class RedisMaster:
     def _check(self) -> None:
         def failed(failure: Failure) -> None:
             if not isinstance(failure.value, CancelledError):
-                why = one_line(failure.value)
+                why = error_text(failure.value)
                 self._observer.observe(ConnectFailed(NAME, why, CHECK_INTERVAL))
 
         # If a query is pending, a second query would have the same result.
@@ -288,7 +288,7 @@ class _MasterQuery(ClientFactory):
         return _MasterQueryProtocol(self)
 
     def clientConnectionFailed(self, connector: IConnector, reason: Failure) -> None:
-        self.failed(one_line(reason.value))
+        self.failed(error_text(reason.value))
 
     def failed(self, why: str) -> None:
         """Fail the query, unless it has already ended."""
@@ -362,7 +362,7 @@ class _MasterQueryProtocol(Protocol):
         self.transport.loseConnection()
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
-        self._query.failed(one_line(reason.value))
+        self._query.failed(error_text(reason.value))
 
 
 def _parse_address(reply: Sequence[Any]) -> HostPort | None:

@@ -48,7 +48,7 @@ from twisted.python.failure import Failure
 from twisted.python.threadpool import ThreadPool
 
 from synapse_replication.errors import StorageError
-from synapse_replication.transport.failures import one_line
+from synapse_replication.transport.error_text import error_text
 
 T = TypeVar("T")
 
@@ -259,7 +259,7 @@ class Database:
                     "transaction {description} lost its connection and is repeated: "
                     "{error}",
                     description=description,
-                    error=one_line(error),
+                    error=error_text(error),
                 )
             finally:
                 callbacks.extend(attempt.callbacks)

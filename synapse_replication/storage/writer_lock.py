@@ -35,7 +35,7 @@ from synapse_replication.storage.name_lock import (
     try_lock,
 )
 from synapse_replication.storage.transactions import TransactionRunner
-from synapse_replication.transport.failures import one_line
+from synapse_replication.transport.error_text import error_text
 
 if TYPE_CHECKING:
     from synapse_replication.handlers.interfaces import Clock
@@ -82,7 +82,7 @@ class WriterLock:
                 _log.warn(
                     "Cannot lock the name {name}: {error}; retrying in {delay:.1f} s",
                     name=self._instance_name,
-                    error=one_line(error),
+                    error=error_text(error),
                     delay=delay,
                 )
                 await self._clock.sleep(delay)
@@ -110,7 +110,7 @@ class WriterLock:
             _log.warn(
                 "Cannot check the lock of {name}: {error}",
                 name=self._instance_name,
-                error=one_line(error),
+                error=error_text(error),
             )
         except StorageError as error:
             if not self._stopped:

@@ -7,7 +7,7 @@ from typing import Any
 from OpenSSL import SSL
 from service_identity import VerificationError
 
-from synapse_replication.transport.failures import one_line
+from synapse_replication.transport.error_text import error_text
 
 #: Explanations of OpenSSL errors, by the end of the error's message.
 _MEANINGS = {
@@ -38,12 +38,12 @@ def explain(error: BaseException) -> str:
             "the certificate contains"
         )
     if not isinstance(error, SSL.Error):
-        return one_line(error)
+        return error_text(error)
     text = messages(error)
     for end, meaning in _MEANINGS.items():
         if text.endswith(end):
             return f"TLS: {text}: {meaning}"
-    return f"TLS: {text or one_line(error)}"
+    return f"TLS: {text or error_text(error)}"
 
 
 def _show(wanted: Any) -> str:

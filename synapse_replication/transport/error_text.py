@@ -10,7 +10,7 @@ from twisted.internet.interfaces import IConnector
 from twisted.python.reflect import safe_str
 
 
-def one_line(error: BaseException | None) -> str:
+def error_text(error: BaseException | None) -> str:
     """Return the text of an error as one line without a full stop.
 
     Twisted's connection errors rephrase the operating system's error; for these, only
@@ -37,7 +37,7 @@ def destination(connector: IConnector) -> str:
     return os.fsdecode(getattr(address, "name", None) or b"")
 
 
-def at(where: str, why: str) -> str:
+def with_location(where: str, why: str) -> str:
     """Return the reason for a failure, prefixed with its location.
 
     :param where: the location, for instance ``HOST:PORT``; empty for no prefix.

@@ -1,4 +1,4 @@
-"""Tests for synapse_replication.transport.failures."""
+"""Tests for synapse_replication.transport.error_text."""
 
 from __future__ import annotations
 
@@ -10,29 +10,33 @@ from twisted.internet.address import IPv4Address, UNIXAddress
 from twisted.internet.error import ConnectionRefusedError, DNSLookupError
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.transport.failures import at, destination, one_line
+from synapse_replication.transport.error_text import (
+    destination,
+    error_text,
+    with_location,
+)
 
 
 class OneLineTests(SynchronousTestCase):
-    """Tests for :func:`one_line`."""
+    """Tests for :func:`error_text`."""
 
     def test_refused(self) -> None:
         """The system's message is not repeated, and has no full stop."""
         error = ConnectionRefusedError(
             osError=errno.ECONNREFUSED, string="Connection refused"
         )
-        self.assertEqual(one_line(error), "Connection refused")
+        self.assertEqual(error_text(error), "Connection refused")
 
     def test_without_number(self) -> None:
         """An error of Twisted without a number keeps its text, on one line."""
         self.assertEqual(
-            one_line(DNSLookupError("no results for\n\thostname lookup: nosuch.")),
+            error_text(DNSLookupError("no results for\n\thostname lookup: nosuch.")),
             "DNS lookup failed: no results for hostname lookup: nosuch",
         )
 
     def test_without_words(self) -> None:
         """An error without a text is named by its type."""
-        self.assertEqual(one_line(ValueError()), "ValueError")
+        self.assertEqual(error_text(ValueError()), "ValueError")
 
 
 class DestinationTests(SynchronousTestCase):
@@ -56,5 +60,5 @@ class DestinationTests(SynchronousTestCase):
     def test_unknown(self) -> None:
         """An unknown destination is described by an empty text."""
         self.assertEqual(self.describe(None), "")
-        self.assertEqual(at("", "refused"), "refused")
-        self.assertEqual(at("h:1", "refused"), "h:1: refused")
+        self.assertEqual(with_location("", "refused"), "refused")
+        self.assertEqual(with_location("h:1", "refused"), "h:1: refused")
