@@ -22,10 +22,10 @@ from synapse_replication.errors import (
 )
 from synapse_replication.storage.database import Transaction
 from synapse_replication.storage.id_streams import read_sequence
-from synapse_replication.storage.inserts import InsertStatement, declared_insert
 from synapse_replication.storage.row_pages import read_page
 from synapse_replication.storage.row_queries import (
     RowQuery,
+    declared_insert,
     declared_query,
 )
 from synapse_replication.storage.rows_between import read_rows_between
@@ -121,10 +121,12 @@ class PostgresStream:
             )
         self.description = declared.description
         self._queries = _queries_of(declared)
-        self._insert: InsertStatement | None = None
+        self._insert = ""
+        self._columns: Sequence[str] = ()
         self._writers: tuple[str, ...] = ()
         if isinstance(declared, TableStream):
             self._insert = declared_insert(declared)
+            self._columns = declared.column_names
             self._writers = tuple(declared.writers if writers is None else writers)
         self._database = database
         self._ids = ids
@@ -291,11 +293,11 @@ class PostgresStream:
             was written, or if the result of the commit was lost. The token is not used
             again.
         """
-        insert, text = self._encode_new(rows)
+        text = self._encode_new(rows)
         async with self._ids.get_next() as id_:
             await self._database.transact(
                 f"write_{self.description.name}",
-                lambda txn: self._insert_rows(txn, insert, id_, text),
+                lambda txn: self._insert_rows(txn, id_, text),
             )
         if self._on_write is not None:
             self._on_write()
@@ -319,14 +321,14 @@ class PostgresStream:
             process knows.
         :raises psycopg2.Error: if the database rejected the rows.
         """
-        insert, text = self._encode_new(rows)
+        text = self._encode_new(rows)
         id_ = self._ids.get_next_txn(txn)
-        self._insert_rows(txn, insert, id_, text)
+        self._insert_rows(txn, id_, text)
         return self._sign * id_
 
-    def _encode_new(self, rows: Sequence[Any]) -> tuple[InsertStatement, str]:
-        name, insert = self.description.name, self._insert
-        if insert is None:
+    def _encode_new(self, rows: Sequence[Any]) -> str:
+        name = self.description.name
+        if not self._insert:
             raise StreamConfigurationError(
                 f"stream {name} is read here but not written; write to the tables "
                 "with ids of its id generator, or declare it as a TableStream"
@@ -339,17 +341,13 @@ class PostgresStream:
         for row in rows:
             codec.encode_new(row)
         values = [
-            dict(zip(insert.columns, codec.to_json(row), strict=True)) for row in rows
+            dict(zip(self._columns, codec.to_json(row), strict=True)) for row in rows
         ]
-        return insert, encode_json(values).decode()
+        return encode_json(values).decode()
 
-    def _insert_rows(
-        self, txn: Transaction, insert: InsertStatement, id_: int, text: str
-    ) -> None:
-        txn.execute(
-            insert.sql,
-            {"id": id_, "instance_name": self._instance_name, "rows": text},
-        )
+    def _insert_rows(self, txn: Transaction, id_: int, text: str) -> None:
+        values = {"id": id_, "instance_name": self._instance_name, "rows": text}
+        txn.execute(self._insert, values)
 
 
 def _queries_of(declared: StandardStream | TableStream) -> tuple[RowQuery, ...]:

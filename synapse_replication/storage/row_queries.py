@@ -1,6 +1,6 @@
-"""Descriptions of the queries for a stream's rows.
+"""The statements that read a stream's rows, and write those of declared streams.
 
-A catch-up reads pages of rows with them, and the pipeline reads ranges.
+A catch-up reads pages of rows, and the pipeline reads ranges.
 """
 
 from __future__ import annotations
@@ -146,3 +146,23 @@ def declared_query(declaration: TableStream) -> RowQuery:
             negative=declaration.negative,
         )
     )
+
+
+def declared_insert(declaration: TableStream) -> str:
+    """Return the statement that inserts rows of a declared stream.
+
+    Its named parameters are ``id``, ``instance_name`` (only if the stream has a writer
+    column) and ``rows`` (JSON text: an array of objects that map columns to values).
+    """
+    table = identifier(declaration.table)
+    columns = ", ".join(map(identifier, declaration.column_names))
+    names, values = [identifier(declaration.id_column)], ["%(id)s"]
+    if declaration.writer_column is not None:
+        names.append(identifier(declaration.writer_column))
+        values.append("%(instance_name)s")
+    # PostgreSQL converts JSON to the columns' types, including arrays and timestamps.
+    return f"""
+        INSERT INTO {table} ({", ".join(names)}, {columns})
+        SELECT {", ".join(values)}, {columns}
+        FROM jsonb_populate_recordset(NULL::{table}, %(rows)s::jsonb)
+        """

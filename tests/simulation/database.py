@@ -26,8 +26,7 @@ from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
 from synapse_replication.storage import queries
-from synapse_replication.storage.inserts import declared_insert
-from synapse_replication.storage.row_queries import declared_query
+from synapse_replication.storage.row_queries import declared_insert, declared_query
 from synapse_replication.streams.table import TableStream
 from tests.simulation.clock import SimulatedClock
 from tests.simulation.reactor import ProcessReactor
@@ -177,7 +176,7 @@ class SimulatedDatabase:
             return [(self.sequences[table.sequence], True)]
 
         self.statements[declared_query(table).sql] = page
-        self.statements[declared_insert(table).sql] = insert
+        self.statements[declared_insert(table)] = insert
         for of_writer in (False, True):
             statement = queries.ids_between(column, False, of_writer=of_writer)
             self.statements[statement] = committed

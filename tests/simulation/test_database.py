@@ -9,7 +9,7 @@ import psycopg2
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.storage import queries
-from synapse_replication.storage.inserts import declared_insert
+from synapse_replication.storage.row_queries import declared_insert
 from tests.simulation.clock import SimulatedClock
 from tests.simulation.database import (
     MAX_ORPHANED_SECONDS,
@@ -93,7 +93,7 @@ class SimulatedDatabaseTests(SynchronousTestCase):
     def insert(self, id_: int) -> Any:
         def run(txn: Any) -> None:
             txn.execute(
-                declared_insert(_EVENTS).sql,
+                declared_insert(_EVENTS),
                 {"id": id_, "instance_name": "w", "rows": '[{"row_id":1,"key":"k"}]'},
             )
 
