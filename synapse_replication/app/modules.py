@@ -6,9 +6,8 @@ import importlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from types import CoroutineType, MappingProxyType, NoneType
-from typing import Any
+from typing import Any, TypeAlias
 
-from msgspec import Struct
 from twisted.application.service import IService, MultiService
 
 from synapse_replication.app.made_types import find_made_types
@@ -18,6 +17,9 @@ from synapse_replication.config.replication_options import ReplicationOptions
 from synapse_replication.errors import ConfigError, ConfigProblem
 from synapse_replication.handlers.interfaces import CommandSink, RowSink
 
+#: Creates an object of the user; called with the host.
+_Factory: TypeAlias = Callable[[Any], Any]
+
 #: The options whose functions return a sink, and its interface.
 _SINKS: Mapping[str, type[Any]] = MappingProxyType(
     {"row_sink": RowSink, "command_sink": CommandSink}
@@ -26,7 +28,7 @@ _SINKS: Mapping[str, type[Any]] = MappingProxyType(
 
 def load_factory(
     section: FactorySection, option: str, config: ProcessConfig
-) -> Callable[[Any], Any]:
+) -> _Factory:
     """Import the function that a section names.
 
     :param option: the option that the section sets, for the error.
@@ -126,22 +128,13 @@ def add_service(
     service.setServiceParent(parent)  # type: ignore[no-untyped-call]
 
 
-class Factories(Struct, frozen=True):
-    """The functions that create the user's objects; each is called with the host.
-
-    :ivar row_sink: creates the row sink; ``None`` if none is configured.
-    :ivar command_sink: creates the command sink; ``None`` if none is configured.
-    :ivar modules: the functions of ``modules``, in the order of the configuration.
-    """
-
-    row_sink: Callable[[Any], Any] | None
-    command_sink: Callable[[Any], Any] | None
-    modules: Sequence[Callable[[Any], Any]]
-
-
-def load_factories(config: ProcessConfig) -> Factories:
+def load_factories(
+    config: ProcessConfig,
+) -> tuple[_Factory | None, _Factory | None, Sequence[_Factory]]:
     """Import the functions that the configuration names.
 
+    :return: the functions that create the row sink and the command sink, ``None``
+        without one, and those of ``modules``. Each is called with the host.
     :raises ConfigError: if :func:`load_factory` raises it for any function; the error
         has the problems of all functions.
     """
@@ -160,4 +153,4 @@ def load_factories(config: ProcessConfig) -> Factories:
     if problems:
         raise ConfigError(problems)
     row_sink, command_sink, *modules = found
-    return Factories(row_sink, command_sink, modules)
+    return row_sink, command_sink, modules

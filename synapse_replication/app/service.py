@@ -647,10 +647,10 @@ def make_process(config: ProcessConfig, reactor: Any) -> Replication:
     """
     for warning in config.warnings:
         Replication.log.warn("{warning}", warning=warning)
-    factories = load_factories(config)
-    process = Replication(reactor, config, modules=factories.modules)
-    if factories.row_sink is not None:
-        process.sink = factories.row_sink(process.host)
-    if factories.command_sink is not None:
-        process.host.commands = factories.command_sink(process.host)
+    make_row_sink, make_command_sink, modules = load_factories(config)
+    process = Replication(reactor, config, modules=modules)
+    if make_row_sink is not None:
+        process.sink = make_row_sink(process.host)
+    if make_command_sink is not None:
+        process.host.commands = make_command_sink(process.host)
     return process

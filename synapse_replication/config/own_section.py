@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal
 
 import attrs
 from hyperlink import URL
@@ -140,10 +140,6 @@ class ExtensionSection(StrictSection, frozen=True):
     backlog_bytes: Annotated[int, Meta(ge=0)] = BacklogOptions().max_bytes
 
 
-#: The path to which spans are sent if the configured endpoint has none.
-_TRACES_PATH = ("v1", "traces")
-
-
 def _traces_url(endpoint: str) -> str:
     problem = "is not a URL that begins with http:// or https://"
     hint = "write the URL of a collector, for instance http://localhost:4318"
@@ -154,7 +150,7 @@ def _traces_url(endpoint: str) -> str:
     except ValueError:
         raise InvalidValueError(problem, hint) from None
     if not any(url.path):
-        url = url.replace(path=_TRACES_PATH)
+        url = url.replace(path=("v1", "traces"))
     return url.to_text()
 
 
@@ -227,9 +223,6 @@ def _to_stream(value: Any) -> Any:
         ) from None
 
 
-StreamEntry: TypeAlias = Annotated[Any, _to_stream]
-
-
 class OwnSection(StrictSection, frozen=True):
     """Settings of this package for which Synapse has no key.
 
@@ -258,7 +251,7 @@ class OwnSection(StrictSection, frozen=True):
     :ivar extension: the optional protocol between instances of this package.
     """
 
-    streams: list[StreamEntry] | None = None
+    streams: list[Annotated[Any, _to_stream]] | None = None
     row_sink: FactorySection | None = None
     writer_lock: bool = True
     fill_sink: bool = False

@@ -10,7 +10,6 @@ from twisted.application.service import MultiService
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.app.modules import (
-    Factories,
     add_service,
     check_sink,
     load_factories,
@@ -64,21 +63,21 @@ class LoadFactoriesTests(FilesMixin):
     def test_called_with_host_and_config(self) -> None:
         """Named factories are called with the host and their configuration."""
         name = f"{__name__}.make_something"
-        factories = self.load(
+        make_row_sink, make_command_sink, modules = self.load(
             f"  row_sink: {{module: {name}, config: {{a: 1}}}}\n"
             f"  command_sink: {{module: {name}, config: {{c: 3}}}}\n"
             f"  modules: [{{module: {name}, config: {{b: 2}}}}, {{module: {name}}}]\n"
         )
-        self.assertEqual(factories.row_sink("host"), ("host", {"a": 1}))
-        self.assertEqual(factories.command_sink("host"), ("host", {"c": 3}))
+        self.assertEqual(make_row_sink("host"), ("host", {"a": 1}))
+        self.assertEqual(make_command_sink("host"), ("host", {"c": 3}))
         self.assertEqual(
-            [make("host") for make in factories.modules],
+            [make("host") for make in modules],
             [("host", {"b": 2}), ("host", {})],
         )
 
     def test_no_names(self) -> None:
         """Without configured names, there are no factories."""
-        self.assertEqual(self.load("  {}\n"), Factories(None, None, []))
+        self.assertEqual(self.load("  {}\n"), (None, None, []))
 
     def test_unresolvable_names(self) -> None:
         """All names that cannot be resolved are reported together."""
