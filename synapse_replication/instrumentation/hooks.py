@@ -256,17 +256,9 @@ class ReplicationHooks(ReplicationObserver):
         self._enqueue_progress(event.catch_up, event.upto_token)
 
     def _enqueue_progress(self, event: events.CatchUpEvent, position: int) -> None:
-        stream_name, instance_name = event.stream_name, event.instance_name
-        self._enqueue(
-            CatchUpProgress(
-                stream_name,
-                instance_name,
-                event.from_token,
-                position,
-                event.upto_token,
-            ),
-            (stream_name, instance_name),
-        )
+        key = event.stream_name, event.instance_name
+        progress = CatchUpProgress(*key, event.from_token, position, event.upto_token)
+        self._enqueue(progress, key)
 
     @handles(events.PeerHeartbeat)
     def _heartbeat_received(self, heartbeat: events.PeerHeartbeat) -> None:
@@ -297,18 +289,12 @@ class ReplicationHooks(ReplicationObserver):
 
     def _compare(self) -> None:
         status = self._snapshot()
-        self._compare_peers(status)
-        self._compare_writers(status)
-
-    def _compare_peers(self, status: ProcessStatus) -> None:
         online = {peer.instance_name: peer for peer in status.peers if not peer.is_gone}
         for name in sorted(online.keys() - self._online):
             self._enqueue(PeerOnline(name, online[name].where))
         for name in sorted(self._online - online.keys()):
             self._enqueue(PeerOffline(name))
         self._online = set(online)
-
-    def _compare_writers(self, status: ProcessStatus) -> None:
         conditions = {}
         for writer in status.writers:
             key = (writer.stream_name, writer.instance_name)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import enum
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -35,7 +35,10 @@ from synapse_replication.instrumentation.metrics import (
     MetricKind,
 )
 from synapse_replication.instrumentation.status.model import Condition, ProcessStatus
-from synapse_replication.instrumentation.status.observer import StatusObserver
+from synapse_replication.instrumentation.status.observer import (
+    BufferSource,
+    StatusObserver,
+)
 from synapse_replication.instrumentation.turns import ReactorTurns
 from synapse_replication.streams.backlog import StreamBacklog
 
@@ -224,17 +227,13 @@ class PrometheusObserver(ReplicationObserver):
         self._sent = self._metrics["synapse_replication_tcp_resource_stream_updates"]
         self._greatest: dict[str, int] = {}
         self._status = status
-        self._buffer_sources: list[
-            Callable[[], Iterable[events.ConnectionBuffers]]
-        ] = []
+        self._buffer_sources: list[BufferSource] = []
         if status is not None:
             self._buffer_sources.append(status.buffers)
         self._backlog: Iterable[tuple[str, StreamBacklog]] = ()
         replication_metrics.scrape(server_name, self)
 
-    def watch_buffers(
-        self, source: Callable[[], Iterable[events.ConnectionBuffers]]
-    ) -> None:
+    def watch_buffers(self, source: BufferSource) -> None:
         """Read the buffers of a group of connections at each scrape.
 
         :param source: returns the buffers of the open connections in the group, unless
@@ -407,12 +406,9 @@ def _status_gauges(status: ProcessStatus) -> dict[tuple[str, ...], float]:
     if status.damage:
         gauges["synapse_replication_sink_damaged",] = 1
     for stuck in status.stuck_ids:
-        key = (
-            "synapse_replication_stuck_id_seconds",
-            stuck.stream_name,
-            stuck.instance_name,
-        )
-        gauges[key] = stuck.age
+        name = (stuck.stream_name, stuck.instance_name)
+        age = ("synapse_replication_stuck_id_seconds", *name)
+        gauges[age] = stuck.age
     for writer in status.writers:
         if writer.condition is Condition.WRITTEN_HERE:
             continue

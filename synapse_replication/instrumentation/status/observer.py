@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from typing import TypeAlias
 
 from msgspec.structs import replace
 from typing_extensions import override
@@ -59,6 +60,9 @@ from synapse_replication.instrumentation.status.verdict import MISSED
 from synapse_replication.streams.reader import Reader, State
 from synapse_replication.streams.stuck_ids import StuckId
 from synapse_replication.text import counted
+
+#: Returns the buffers of open connections.
+BufferSource: TypeAlias = Callable[[], Iterable[events.ConnectionBuffers]]
 
 #: The time between two samples above which this process has paused, in s.
 PAUSED_AFTER = 9.0
@@ -112,9 +116,7 @@ class StatusObserver(ReplicationObserver):
         self._duplicates: dict[str, tuple[str, float]] = {}
         self._hearing = HearingRecord(is_up=False, since=now)
         self._sampled_at = now
-        self._buffer_sources: list[
-            Callable[[], Iterable[events.ConnectionBuffers]]
-        ] = []
+        self._buffer_sources: list[BufferSource] = []
         self.own_positions: Callable[[], Mapping[str, int]] = dict
         #: By stream: how many rows of this process were not sent, because they are not
         #: valid, and when the first was skipped.
@@ -124,9 +126,7 @@ class StatusObserver(ReplicationObserver):
         #: The sink's text about damaged rows; see :class:`RowSink`.
         self.damage = ""
 
-    def watch_buffers(
-        self, source: Callable[[], Iterable[events.ConnectionBuffers]]
-    ) -> None:
+    def watch_buffers(self, source: BufferSource) -> None:
         """Register a source of buffers, which is read for each snapshot and scrape.
 
         :param source: returns the buffers of the open connections that it knows.
