@@ -2,10 +2,10 @@
 
 This package's errors name the problem and its solution. If a Python worker raises such
 an error, the driver receives the error's message within an exception of Spark, among a
-hundred lines of stack traces. :func:`shorten` extracts that message. If a file was
-removed while it was being read, :func:`shorten` returns an explanation. For any other
-failure, it returns the last exception of a Python traceback or, without a traceback,
-the first line of the message.
+hundred lines of stack traces. :func:`spark_error_text` extracts that message. If a file
+was removed while it was being read, it returns an explanation. For any other failure,
+it returns the last exception of a Python traceback or, without a traceback, the first
+line of the message.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _SHOWN: Final = 3
 _HINTS: Final = read_table(Path(__file__).with_name("hints.csv"))
 
 
-def shorten(error: BaseException) -> str:
+def spark_error_text(error: BaseException) -> str:
     """Return the message of a Spark exception, without stack traces."""
     text = str(error)
     ours = _OURS.findall(text)
@@ -82,7 +82,7 @@ def _cut(text: str) -> str:
 
 
 @contextmanager
-def short_failures() -> Iterator[None]:
+def spark_errors_shortened() -> Iterator[None]:
     """Shorten the exceptions that Spark raises within the context.
 
     :raises PipelineError: if Spark raises an exception.
@@ -93,10 +93,10 @@ def short_failures() -> Iterator[None]:
         # Compare names, because the classes cannot be imported without Spark.
         if not type(error).__module__.startswith(("pyspark.", "py4j.")):
             raise
-        raise PipelineError(shorten(error)) from error
+        raise PipelineError(spark_error_text(error)) from error
 
 
-def reason_of(error: Exception | str) -> str:
+def storage_error_text(error: Exception | str) -> str:
     """Return the cause of an error, in one line and without colours, with a hint.
 
     Errors of delta-rs are chains, whose last elements are the cause.

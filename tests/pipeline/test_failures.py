@@ -6,7 +6,10 @@ from pyspark.errors import AnalysisException
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import PipelineError
-from synapse_replication.pipeline.failures import reason_of, short_failures
+from synapse_replication.pipeline.failures import (
+    spark_errors_shortened,
+    storage_error_text,
+)
 
 TRACE = """[PYTHON_DATA_SOURCE_ERROR] Failed to plan: Traceback (most recent call last):
   File "a.py", line 1, in x
@@ -32,7 +35,7 @@ class ShortFailuresTests(SynchronousTestCase):
         """Return the shortened text of an exception."""
 
         def fail() -> None:
-            with short_failures():
+            with spark_errors_shortened():
                 raise error
 
         return str(self.assertRaises(PipelineError, fail))
@@ -95,7 +98,7 @@ class ShortFailuresTests(SynchronousTestCase):
         """Exceptions that are not from Spark are unchanged."""
 
         def fail() -> None:
-            with short_failures():
+            with spark_errors_shortened():
                 raise KeyError("x")
 
         self.assertRaises(KeyError, fail)
@@ -111,14 +114,16 @@ class ReasonTests(SynchronousTestCase):
             "<Message>The specified bucket does not exist</Message></Error>"
         )
         self.assertEqual(
-            reason_of(_CHAIN.format(answer)),
+            storage_error_text(_CHAIN.format(answer)),
             "NoSuchBucket: The specified bucket does not exist; create the bucket, or "
             "correct --archive",
         )
 
     def test_end_of_chain(self) -> None:
         """The last elements of a chain are the cause, in one line."""
-        reason = reason_of(_CHAIN.format("error sending request\n \u21b3 refused"))
+        reason = storage_error_text(
+            _CHAIN.format("error sending request\n \u21b3 refused")
+        )
         self.assertEqual(
             reason,
             "Error performing GET http://127.0.0.1:9/bucket in 2 s: error sending "
@@ -136,10 +141,10 @@ class ReasonTests(SynchronousTestCase):
             "[Errno 13] Permission denied: '/srv'": "rights of this user",
             "[Errno 28] No space left on device": "free some space",
         }.items():
-            self.assertIn(hint, reason_of(text))
+            self.assertIn(hint, storage_error_text(text))
 
     def test_long(self) -> None:
         """The end of a long cause is shown."""
-        reason = reason_of("a" * 5000 + " the cause")
+        reason = storage_error_text("a" * 5000 + " the cause")
         self.assertTrue(reason.endswith(" the cause"))
         self.assertLess(len(reason), 400)

@@ -79,7 +79,7 @@ def write_recordings(
 
     Few lines are written by this process, others on executors. If a task fails, an
     exception of Spark is raised; see
-    :func:`~synapse_replication.pipeline.failures.short_failures`.
+    :func:`~synapse_replication.pipeline.failures.spark_errors_shortened`.
 
     :param today: the day to assign to commands whose time is unknown.
     """

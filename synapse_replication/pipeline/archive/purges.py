@@ -36,7 +36,7 @@ from synapse_replication.pipeline.archive.log import (
     read_state,
 )
 from synapse_replication.pipeline.archive.store import ArchiveStore, open_archive
-from synapse_replication.pipeline.failures import reason_of
+from synapse_replication.pipeline.failures import storage_error_text
 from synapse_replication.pipeline.schemas import DAY
 
 if TYPE_CHECKING:
@@ -184,6 +184,6 @@ class _Purge:
     def failed(self, error: Exception | str) -> PipelineError:
         """Return the error of a purge that is not possible."""
         return PipelineError(
-            f"cannot purge {self.uri}: {reason_of(error)}; resolve the problem, and "
-            "purge again"
+            f"cannot purge {self.uri}: {storage_error_text(error)}; resolve the "
+            "problem, and purge again"
         )

@@ -20,7 +20,7 @@ from synapse_replication.pipeline.archive.damage import wrong_sizes
 from synapse_replication.pipeline.archive.files import DayWriter, WrittenFile
 from synapse_replication.pipeline.archive.store import ArchiveStore
 from synapse_replication.pipeline.archive.table import ArchiveTable
-from synapse_replication.pipeline.failures import reason_of
+from synapse_replication.pipeline.failures import storage_error_text
 from synapse_replication.pipeline.scan import FEW_ROWS, Spark, batched, run_tasks
 from synapse_replication.pipeline.source.completeness import (
     last_allocated_id,
@@ -243,5 +243,5 @@ def write_parts(
         return [f for writer in writers.values() for f in writer.close()], skipped
     except OSError as error:
         raise PipelineError(
-            f"the archive {store.uri} cannot be written: {reason_of(error)}"
+            f"the archive {store.uri} cannot be written: {storage_error_text(error)}"
         ) from error

@@ -35,7 +35,7 @@ from synapse_replication.pipeline.archive.progress import ArchiveProgress, Numbe
 from synapse_replication.pipeline.archive.row_archive import RowsArchiver, WrittenRows
 from synapse_replication.pipeline.archive.store import open_store
 from synapse_replication.pipeline.archive.table import ArchiveTable
-from synapse_replication.pipeline.failures import short_failures
+from synapse_replication.pipeline.failures import spark_errors_shortened
 from synapse_replication.pipeline.schemas import ARCHIVED_WIRE_SCHEMA
 from synapse_replication.pipeline.settings import PipelineSettings
 from synapse_replication.pipeline.source.options import SourceOptions, reader_options
@@ -120,7 +120,7 @@ def run_archive(
     """
     metrics = metrics or ArchiveMetrics(CollectorRegistry())
     job = _Archive(settings, reporter, metrics, stopping or threading.Event())
-    with short_failures():
+    with spark_errors_shortened():
         return job.run(with_signals=with_signals)
 
 

@@ -25,7 +25,7 @@ from pyarrow.fs import FileInfo, FileSelector, FileSystem, FileType
 
 from synapse_replication.errors import PipelineError, excerpt
 from synapse_replication.pipeline.archive.log import damaged_log_files
-from synapse_replication.pipeline.failures import reason_of
+from synapse_replication.pipeline.failures import storage_error_text
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -183,7 +183,7 @@ class ArchiveStore:
 
     def _unreachable(self, error: Exception) -> PipelineError:
         return PipelineError(
-            f"the archive {self.uri} cannot be read: {reason_of(error)}"
+            f"the archive {self.uri} cannot be read: {storage_error_text(error)}"
         )
 
 

@@ -33,7 +33,7 @@ from synapse_replication.pipeline.archive.log import (
     read_state,
 )
 from synapse_replication.pipeline.archive.store import ArchiveStore
-from synapse_replication.pipeline.failures import reason_of
+from synapse_replication.pipeline.failures import storage_error_text
 from synapse_replication.pipeline.schemas import DAY
 from synapse_replication.pipeline.source.offsets import StreamOffset
 from synapse_replication.pipeline.tables import describe_table
@@ -307,7 +307,8 @@ class ArchiveTable:
 
     def _failed(self, error: Exception) -> PipelineError:
         return PipelineError(
-            f"the archive {self.uri} cannot be read or written: {reason_of(error)}"
+            f"the archive {self.uri} cannot be read or written: "
+            f"{storage_error_text(error)}"
         )
 
 

@@ -44,7 +44,7 @@ from synapse_replication.pipeline.audit.ids import (
     pack,
     packed,
 )
-from synapse_replication.pipeline.failures import short_failures
+from synapse_replication.pipeline.failures import spark_errors_shortened
 from synapse_replication.pipeline.lines import load_lines
 from synapse_replication.pipeline.progress import JobProgress
 from synapse_replication.pipeline.scan import Scan, Spark
@@ -108,7 +108,7 @@ def run_audit(
     :raises PipelineError: if the database, a recording or the archive cannot be read,
         or ``out`` cannot be written.
     """
-    with short_failures():
+    with spark_errors_shortened():
         with reading(settings.conninfo):
             pass
         with (

@@ -10,7 +10,7 @@ from typing import Final
 from synapse_replication.pipeline.archive.snapshot import Snapshot, open_snapshot
 from synapse_replication.pipeline.audit.findings import read_findings
 from synapse_replication.pipeline.audit.job import STEPS as AUDIT_STEPS, audited
-from synapse_replication.pipeline.failures import short_failures
+from synapse_replication.pipeline.failures import spark_errors_shortened
 from synapse_replication.pipeline.folders import filled, new_folder
 from synapse_replication.pipeline.lines import load_lines
 from synapse_replication.pipeline.progress import JobProgress
@@ -61,7 +61,7 @@ def run_report(
     given = None if findings is None else read_findings(findings)
     audits = settings is not None and findings is None and with_audit
     with (
-        short_failures(),
+        spark_errors_shortened(),
         JobProgress(sys.stderr, _STEPS + AUDIT_STEPS * audits) as progress,
         lazy_session(
             "synapse-replication report", master=master, progress=progress

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from synapse_replication.data_files import read_table
 from synapse_replication.errors import SparkMissingError
-from synapse_replication.pipeline.failures import shorten
+from synapse_replication.pipeline.failures import spark_error_text
 from synapse_replication.pipeline.spark.java import check_java
 from synapse_replication.pipeline.spark.noise import JavaErrors, filtered_stderr
 
@@ -83,8 +83,8 @@ def make_session(
             raise
         where = options.get("spark.master", "the configured master")
         raise SparkMissingError(
-            f"Spark cannot be started on {where}: {shorten(error)}; is the master "
-            "running, and can this machine reach it? Check --master"
+            f"Spark cannot be started on {where}: {spark_error_text(error)}; is the "
+            "master running, and can this machine reach it? Check --master"
         ) from error
     if not session.sparkContext.getConf().contains(_SHUFFLE_PARTITIONS):
         # With Spark's default of 200, most tasks would be empty, and starting them

@@ -10,7 +10,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import PipelineError
-from synapse_replication.pipeline.failures import short_failures
+from synapse_replication.pipeline.failures import spark_errors_shortened
 from synapse_replication.pipeline.schemas import ROWS_SCHEMA
 from synapse_replication.pipeline.settings import settings_of_dsn
 from synapse_replication.pipeline.source.frames import scan_rows
@@ -99,7 +99,7 @@ class SourceTests(SynchronousTestCase):
         """
 
         def fail() -> None:
-            with short_failures():
+            with spark_errors_shortened():
                 read("host=127.0.0.1 port=1 dbname=x password=hush").collect()
 
         error = self.assertRaises(PipelineError, fail)
