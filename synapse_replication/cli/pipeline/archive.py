@@ -95,19 +95,11 @@ if TYPE_CHECKING:
 @json_option
 def archive_command(
     settings: PipelineSettings | None,
-    archive: str,
-    recordings: tuple[str, ...],
-    streams: tuple[str, ...],
-    once: bool,
     repair: bool,
-    every: float,
-    batch_ids: int | None,
-    compact_files: int | None,
-    retention_hours: int | None,
     metrics_port: int | None,
     metrics_host: str,
-    master: str | None,
     as_json: bool,
+    **options: Any,
 ) -> None:
     """Archive the rows of a database, and recordings, exactly once in Delta tables.
 
@@ -118,7 +110,7 @@ def archive_command(
     all complete rows and all closed recordings are archived. A row is complete if its
     writer cannot commit a row with a lower id any more.
     """
-    if settings is None and not recordings:
+    if settings is None and not options["recordings"]:
         raise click.UsageError(
             "nothing to archive: add -c or --dsn for the rows of a database, "
             "--recording for recordings, or both"
@@ -128,26 +120,12 @@ def archive_command(
             raise click.UsageError(
                 "--repair reads rows from the database again: add -c or --dsn"
             )
-        _repair(archive, settings, streams, as_json=as_json)
+        _repair(options["archive"], settings, options["streams"], as_json=as_json)
         return
     from synapse_replication.pipeline.archive.run import ArchiveSettings
 
-    more: dict[str, Any] = {}
-    if compact_files is not None:
-        more["compact_files"] = compact_files
-    if retention_hours is not None:
-        more["retention_hours"] = retention_hours
-    archive_settings = ArchiveSettings(
-        archive,
-        settings,
-        recordings,
-        streams,
-        once,
-        every,
-        batch_ids,
-        master=master,
-        **more,
-    )
+    given = {name: value for name, value in options.items() if value is not None}
+    archive_settings = ArchiveSettings(source=settings, **given)
     numbers = _archive(
         archive_settings, None if metrics_port is None else (metrics_host, metrics_port)
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import click
 
@@ -16,9 +17,6 @@ from synapse_replication.cli.pipeline.options import (
 )
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.settings import PipelineSettings
-
-#: Exit status if the audit found an error in the data.
-EXIT_ERRORS = 1
 
 
 class AuditIncompleteError(click.ClickException):
@@ -43,14 +41,7 @@ class AuditIncompleteError(click.ClickException):
 )
 @master_option
 @json_option
-def audit_command(
-    settings: PipelineSettings,
-    recordings: tuple[str, ...],
-    archive: str | None,
-    out: str | None,
-    master: str | None,
-    as_json: bool,
-) -> None:
+def audit_command(settings: PipelineSettings, **options: Any) -> None:
     """Check for lost, duplicate and misplaced rows.
 
     The audit compares tables, sequences, positions, recordings and archive. It changes
@@ -62,15 +53,8 @@ def audit_command(
             from synapse_replication.pipeline.audit.findings import Severity
             from synapse_replication.pipeline.audit.job import run_audit
 
-            counts = run_audit(
-                settings,
-                recordings=recordings,
-                archive=archive,
-                out=out,
-                master=master,
-                as_json=as_json,
-            )
+            counts = run_audit(settings, **options)
     except PipelineError as error:
         raise AuditIncompleteError(str(error)) from error
     if counts[Severity.ERROR]:
-        sys.exit(EXIT_ERRORS)
+        sys.exit(1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from synapse_replication.cli.common import command
@@ -52,15 +54,7 @@ from synapse_replication.pipeline.settings import PipelineSettings
 )
 @master_option
 def report_command(
-    settings: PipelineSettings | None,
-    out: str,
-    archive: str | None,
-    recordings: tuple[str, ...],
-    findings: str | None,
-    no_audit: bool,
-    window: int | None,
-    identify: bool,
-    master: str | None,
+    settings: PipelineSettings | None, no_audit: bool, **options: Any
 ) -> None:
     """Write a page about streams and writers: rows, lags, and findings of an audit.
 
@@ -68,21 +62,11 @@ def report_command(
     the archive. The page is one HTML file that needs no network; each plot is also
     written as a PNG.
     """
-    if settings is None and not archive and not recordings:
+    if not (settings or options["archive"] or options["recordings"]):
         raise click.UsageError(
             "nothing to report on: add -c or --dsn, --archive, or --recording"
         )
     from synapse_replication.pipeline.report.job import run_report
 
-    page = run_report(
-        settings,
-        out,
-        archive=archive,
-        recordings=recordings,
-        findings=findings,
-        with_audit=not no_audit,
-        window=window,
-        identify=identify,
-        master=master,
-    )
+    page = run_report(settings, with_audit=not no_audit, **options)
     click.echo(f"written: {page}")
