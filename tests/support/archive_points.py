@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
-from synapse_replication.pipeline.archive import row_archive, run
+from synapse_replication.pipeline.archive import job, row_archive
+from synapse_replication.pipeline.archive.job import _ArchiveJob
 from synapse_replication.pipeline.archive.row_archive import RowsArchiver
-from synapse_replication.pipeline.archive.run import _Archive
 from synapse_replication.pipeline.archive.table import ArchiveTable
 
 
@@ -49,9 +49,9 @@ def watched(watch: Callable[[Point], object]) -> Iterator[None]:
 
         surround(RowsArchiver, "_plan", Point.PLANNED)
         surround(row_archive, "run_tasks", Point.WRITTEN)
-        surround(run, "write_recordings", Point.WRITTEN)
+        surround(job, "write_recordings", Point.WRITTEN)
         surround(ArchiveTable, "commit", Point.COMMITTED)
         surround(RowsArchiver, "_write", Point.ALL_COMMITTED)
-        surround(_Archive, "_compact", Point.COMPACTED, before=Point.COMPACTING)
-        surround(_Archive, "_vacuum", Point.VACUUMED)
+        surround(_ArchiveJob, "_compact", Point.COMPACTED, before=Point.COMPACTING)
+        surround(_ArchiveJob, "_vacuum", Point.VACUUMED)
         yield

@@ -20,8 +20,8 @@ from synapse_replication.cli.pipeline.options import (
 from synapse_replication.pipeline.settings import PipelineSettings
 
 if TYPE_CHECKING:
+    from synapse_replication.pipeline.archive.job import ArchiveSettings
     from synapse_replication.pipeline.archive.progress import Numbers
-    from synapse_replication.pipeline.archive.run import ArchiveSettings
 
 
 @command("archive", "pipeline archive -c homeserver.yaml --archive /srv/archive --once")
@@ -122,7 +122,7 @@ def archive_command(
             )
         _repair(options["archive"], settings, options["streams"], as_json=as_json)
         return
-    from synapse_replication.pipeline.archive.run import ArchiveSettings
+    from synapse_replication.pipeline.archive.job import ArchiveSettings
 
     given = {name: value for name, value in options.items() if value is not None}
     archive_settings = ArchiveSettings(source=settings, **given)
@@ -146,12 +146,12 @@ def archive_command(
 def _archive(settings: ArchiveSettings, metrics: tuple[str, int] | None) -> Numbers:
     from prometheus_client import CollectorRegistry
 
+    from synapse_replication.pipeline.archive.job import run_archive
     from synapse_replication.pipeline.archive.metrics import (
         ArchiveMetrics,
         serve_metrics,
     )
     from synapse_replication.pipeline.archive.progress import ArchiveProgress
-    from synapse_replication.pipeline.archive.run import run_archive
 
     registry = CollectorRegistry()
     archive_metrics = ArchiveMetrics(registry)
@@ -165,8 +165,8 @@ def _archive(settings: ArchiveSettings, metrics: tuple[str, int] | None) -> Numb
 def _repair(
     archive: str, settings: PipelineSettings, streams: tuple[str, ...], *, as_json: bool
 ) -> None:
+    from synapse_replication.pipeline.archive.job import ArchiveSettings
     from synapse_replication.pipeline.archive.repair import repair_archive
-    from synapse_replication.pipeline.archive.run import ArchiveSettings
 
     options = ArchiveSettings(archive, settings, streams=streams).source_options()
     assert options is not None

@@ -1,4 +1,4 @@
-"""Tests for :mod:`synapse_replication.pipeline.archive.run`, with a real database."""
+"""Tests for :mod:`synapse_replication.pipeline.archive.job`, with a real database."""
 
 from __future__ import annotations
 
@@ -21,14 +21,11 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline import scan
-from synapse_replication.pipeline.archive import (
-    row_archive,
-    run as job,
-)
+from synapse_replication.pipeline.archive import job, row_archive
 from synapse_replication.pipeline.archive.frames import read_archive
+from synapse_replication.pipeline.archive.job import ArchiveSettings, run_archive
 from synapse_replication.pipeline.archive.metrics import ArchiveMetrics
 from synapse_replication.pipeline.archive.progress import ArchiveProgress, Numbers
-from synapse_replication.pipeline.archive.run import ArchiveSettings, run_archive
 from synapse_replication.pipeline.archive.store import open_store
 from synapse_replication.pipeline.settings import settings_of_dsn
 from synapse_replication.pipeline.source import reading

@@ -119,13 +119,13 @@ def run_archive(
     :raises PipelineError: if the run cannot continue. No rows are lost.
     """
     metrics = metrics or ArchiveMetrics(CollectorRegistry())
-    job = _Archive(settings, reporter, metrics, stopping or threading.Event())
+    job = _ArchiveJob(settings, reporter, metrics, stopping or threading.Event())
     with spark_errors_shortened():
         return job.run(with_signals=with_signals)
 
 
 @attrs.define(eq=False, repr=False, slots=False)
-class _Archive:
+class _ArchiveJob:
     _settings: ArchiveSettings
     _reporter: ArchiveProgress
     _metrics: ArchiveMetrics
