@@ -77,7 +77,7 @@ def writers_of(txn: Any, column: IdColumn) -> list[str]:
     """Return the names of the writers that have rows, by a few index searches."""
     if Lookup.BY_WRITER not in find_lookups(txn, column):
         return []
-    txn.execute(queries.writers_of_table(column))
+    txn.execute(queries.for_table("writers_of_table", column))
     return [name for (name,) in txn.fetchall()]
 
 

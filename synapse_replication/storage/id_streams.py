@@ -121,7 +121,7 @@ def check_tables(txn: Any, stream: IdStream) -> None:
     :raises psycopg2.errors.UndefinedColumn: if a column does not exist.
     """
     for column in stream.tables:
-        txn.execute(queries.no_ids(column))
+        txn.execute(queries.for_table("no_ids", column))
 
 
 def exists(txn: Any, name: str) -> bool:
@@ -155,11 +155,11 @@ def farthest_id(txn: Any, stream: IdStream, column: IdColumn) -> int | None:
     if lookup is Lookup.NONE:
         return None
     if lookup is Lookup.BY_WRITER and stream.writers:
-        txn.execute(queries.writers_of_table(column))
+        txn.execute(queries.for_table("writers_of_table", column))
         writers = [writer for (writer,) in txn.fetchall()]
         of_each = greatest_ids(txn, column, stream.negative, writers)
         return max(of_each.values(), default=0)
-    txn.execute(queries.greatest_id(column, stream.negative))
+    txn.execute(queries.for_table("greatest_id", column, stream.negative))
     (id_,) = txn.fetchone()
     return max(stream.sign * (id_ or 0), 0)
 
@@ -172,7 +172,8 @@ def greatest_ids(
     Lower ids of a writer may still be in flight. Needs an index on writer and id.
     """
     txn.execute(
-        queries.greatest_ids_of_writers(column, negative), {"writers": list(writers)}
+        queries.for_table("greatest_ids_of_writers", column, negative),
+        {"writers": list(writers)},
     )
     sign = -1 if negative else 1
     return {

@@ -59,8 +59,11 @@ def upsert_position(negative: bool) -> str:
     return SQL["upsert_position"].format(further="<" if negative else ">")
 
 
-def _for_table(name: str, column: IdColumn, negative: bool) -> str:
-    """Return a statement about the ids in a table."""
+def for_table(name: str, column: IdColumn, negative: bool = False) -> str:
+    """Return a statement of ``queries.sql`` about the ids in a table.
+
+    :param negative: whether the ids count down.
+    """
     return SQL[name].format(
         table=identifier(column.table),
         id=identifier(column.id_column),
@@ -69,31 +72,6 @@ def _for_table(name: str, column: IdColumn, negative: bool) -> str:
         further="<" if negative else ">",
         order="DESC" if negative else "ASC",
     )
-
-
-def no_ids(column: IdColumn) -> str:
-    """Select no ids of a table, only to check that they could be selected."""
-    return _for_table("no_ids", column, False)
-
-
-def greatest_id(column: IdColumn, negative: bool) -> str:
-    """Select the id that is farthest from zero."""
-    return _for_table("greatest_id", column, negative)
-
-
-def greatest_ids_of_writers(column: IdColumn, negative: bool) -> str:
-    """Select each of ``writers`` with its id that is farthest from zero."""
-    return _for_table("greatest_ids_of_writers", column, negative)
-
-
-def writers_of_table(column: IdColumn) -> str:
-    """Select the name of each writer that has rows."""
-    return _for_table("writers_of_table", column, False)
-
-
-def writers_beyond(column: IdColumn, negative: bool) -> str:
-    """Select the writers of the ``limit`` rows that follow id ``low``."""
-    return _for_table("writers_beyond", column, negative)
 
 
 def id_expressions(id_column: str, negative: bool) -> tuple[str, str, str]:

@@ -161,7 +161,7 @@ def _greatest_rows(
     """Return the greatest id of each writer that may have rows above ``low``."""
     lookups = find_lookups(txn, column)
     if Lookup.BY_WRITER in lookups:
-        txn.execute(queries.writers_of_table(column))
+        txn.execute(queries.for_table("writers_of_table", column))
         writers = {writer for (writer,) in txn.fetchall()} | low.keys()
         return greatest_ids(txn, column, stream.negative, writers)
     if Lookup.NONE in lookups:
@@ -180,7 +180,7 @@ def _walk(txn: Any, stream: IdStream, column: IdColumn, low: int) -> dict[str, i
     count = WALKED_ROWS
     while count == WALKED_ROWS:
         txn.execute(
-            queries.writers_beyond(column, stream.negative),
+            queries.for_table("writers_beyond", column, stream.negative),
             {"low": stream.sign * low, "limit": WALKED_ROWS},
         )
         found = txn.fetchall()

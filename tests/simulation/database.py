@@ -180,10 +180,12 @@ class SimulatedDatabase:
         for of_writer in (False, True):
             statement = queries.ids_between(column, False, of_writer=of_writer)
             self.statements[statement] = committed
-        self.statements[queries.greatest_id(column, False)] = greatest
-        self.statements[queries.writers_beyond(column, False)] = writers_beyond
-        self.statements[queries.writers_of_table(column)] = writers
-        self.statements[queries.greatest_ids_of_writers(column, False)] = greatest_of
+        self.statements[queries.for_table("greatest_id", column)] = greatest
+        self.statements[queries.for_table("writers_beyond", column)] = writers_beyond
+        self.statements[queries.for_table("writers_of_table", column)] = writers
+        self.statements[queries.for_table("greatest_ids_of_writers", column)] = (
+            greatest_of
+        )
         self.statements[queries.sequence_state(table.sequence)] = state
 
     # -- statements -------------------------------------------------------------------

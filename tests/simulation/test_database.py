@@ -54,11 +54,13 @@ class SimulatedDatabaseTests(SynchronousTestCase):
             self.insert(id_)
         self.settle()
         (column,) = _EVENTS.id_columns
-        statement = queries.writers_beyond(column, False)
+        statement = queries.for_table("writers_beyond", column)
         self.assertEqual(self.query(statement, low=5, limit=9), [("w", 7, 1)])
         self.assertEqual(self.query(statement, low=1, limit=1), [("w", 5, 1)])
-        self.assertEqual(self.query(queries.writers_of_table(column)), [("w",)])
-        statement = queries.greatest_ids_of_writers(column, False)
+        self.assertEqual(
+            self.query(queries.for_table("writers_of_table", column)), [("w",)]
+        )
+        statement = queries.for_table("greatest_ids_of_writers", column)
         self.assertEqual(
             self.query(statement, writers=["v", "w"]), [("v", None), ("w", 7)]
         )

@@ -40,7 +40,7 @@ class ColumnNamesTests(PostgresMixin, SynchronousTestCase):
     def test_by_writer(self) -> None:
         """Rows are found by their writers."""
         for negative, of_a, of_b in ((False, 3, 2), (True, -5, -4)):
-            each = queries.greatest_ids_of_writers(_COLUMN, negative)
+            each = queries.for_table("greatest_ids_of_writers", _COLUMN, negative)
             self.assertEqual(
                 self.select(each, writers=["a", "b"]), [("a", of_a), ("b", of_b)]
             )
@@ -60,16 +60,18 @@ class ColumnNamesTests(PostgresMixin, SynchronousTestCase):
 
     def test_writers(self) -> None:
         """Each writer of the table is found once."""
-        writers = self.select(queries.writers_of_table(_COLUMN))
+        writers = self.select(queries.for_table("writers_of_table", _COLUMN))
         self.assertEqual(writers, [("a",), ("b",)])
-        beyond = queries.writers_beyond(_COLUMN, negative=False)
+        beyond = queries.for_table("writers_beyond", _COLUMN)
         found = self.select(beyond, low=1, limit=9)
         self.assertEqual(found, [("a", 3, 1), ("b", 2, 1)])
 
     def test_ids(self) -> None:
         """The greatest id, and the ids beyond an id, are those of all writers."""
-        self.assertEqual(self.select(queries.greatest_id(_COLUMN, False)), [(3,)])
-        self.assertEqual(self.select(queries.greatest_id(_COLUMN, True)), [(-5,)])
+        self.assertEqual(self.select(queries.for_table("greatest_id", _COLUMN)), [(3,)])
+        self.assertEqual(
+            self.select(queries.for_table("greatest_id", _COLUMN, True)), [(-5,)]
+        )
         between = queries.ids_between(_COLUMN, False, of_writer=False)
         found = self.select(between, after=1, up_to=9, limit=1)
         self.assertEqual(found, [(2,)])

@@ -224,6 +224,6 @@ def find_writers(txn: cursor, selection: Selection) -> set[str]:
         range_ = query.range
         if range_.table in selection.available.by_writer and range_.writer_column:
             column = IdColumn(range_.table, range_.id_column, range_.writer_column)
-            txn.execute(queries.writers_of_table(column))
+            txn.execute(queries.for_table("writers_of_table", column))
             writers.update(writer for (writer,) in txn.fetchall())
     return writers
