@@ -51,7 +51,7 @@ class ReactorClock:
         return deferLater(self._reactor, delay)
 
 
-async def _run(func: Callable[[], Awaitable[Any]]) -> None:
+async def _await_call(func: Callable[[], Awaitable[Any]]) -> None:
     await func()
 
 
@@ -74,7 +74,7 @@ class BackgroundProcesses:
             ``func`` or its awaitable fails, the observer is notified, and the Deferred
             fires with ``None``.
         """
-        process = Deferred.fromCoroutine(_run(func))
+        process = Deferred.fromCoroutine(_await_call(func))
         if process.called and not isinstance(process.result, Failure):
             # The task ended synchronously, as most tasks that handle received rows do.
             return process

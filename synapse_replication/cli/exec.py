@@ -133,4 +133,4 @@ def exec_command(
             launcher.print_error(f"{warning}; continuing, because --strict is not set")
     except SubstitutionError as error:
         launcher.fail(error)
-    launcher.run(substitutions, module, arguments, DropInSettings(**settings))
+    launcher.exec_module(substitutions, module, arguments, DropInSettings(**settings))

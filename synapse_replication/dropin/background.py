@@ -50,12 +50,14 @@ class BackgroundProcessPool:
 
     Use it in the reactor's thread only.
 
-    :param run: starts a background process: ``run(description, func)``. The host logs
-        an exception that ends the background process.
+    :param start_process: starts a background process from a description and a
+        function. The host logs an exception that ends the background process.
     """
 
-    def __init__(self, run: Callable[[str, _Function], Deferred[Any]]) -> None:
-        self._run = run
+    def __init__(
+        self, start_process: Callable[[str, _Function], Deferred[Any]]
+    ) -> None:
+        self._start_process = start_process
         self._context = importlib.import_module("synapse.logging.context")
         #: The log context of each kind of work, by description.
         self._held: dict[str, Any] = {}
@@ -75,9 +77,9 @@ class BackgroundProcessPool:
         work = _Work()
         held = self._held
         if description not in held and not self._is_stopped:
-            self._run(description, lambda: self._hold(description))
+            self._start_process(description, lambda: self._hold(description))
         if description not in held:
-            self._run(description, lambda: self._finish(work, func))
+            self._start_process(description, lambda: self._finish(work, func))
             return work
         set_context = self._context.set_current_context
         previous = set_context(held[description])
@@ -85,7 +87,7 @@ class BackgroundProcessPool:
         # uses: a span that the work opens is the current span of that context.
         context = contextvars.copy_context()
         try:
-            running = context.run(_run, func)
+            running = context.run(_await_call, func)
             waiting = context.run(running.send, None)
         except StopIteration:
             self._end(work)
@@ -122,7 +124,7 @@ class BackgroundProcessPool:
         The work restores its own log context whenever it resumes.
         """
 
-        async def run() -> None:
+        async def finish() -> None:
             error = None
             try:
                 await rest
@@ -134,11 +136,11 @@ class BackgroundProcessPool:
             if error is not None:
                 self._fail(description, error)
 
-        Deferred.fromCoroutine(run())
+        Deferred.fromCoroutine(finish())
 
     def _fail(self, description: str, error: BaseException) -> None:
         """Raise an error in a background process, so that the host logs it."""
-        self._run(description, lambda: _raise(error))
+        self._start_process(description, lambda: _raise(error))
 
     async def _finish(self, work: _Work, func: _Function) -> None:
         try:
@@ -154,7 +156,7 @@ class BackgroundProcessPool:
                     waiter.callback(None)
 
 
-def _run(func: _Function) -> Coroutine[Any, Any, Any]:
+def _await_call(func: _Function) -> Coroutine[Any, Any, Any]:
     running = func()
     return running if isinstance(running, CoroutineType) else _await(running)
 

@@ -64,12 +64,12 @@ class ForeignHandler:
     """Adapts a host's command handler, which receives single commands.
 
     :param original: the host's handler.
-    :param run: groups the awaitable that a method of the handler returns.
+    :param group_awaitable: groups the awaitable that a method of the handler returns.
     :param observer: receives the failures of the handler.
     """
 
     _original: Any
-    _run: Callable[..., Awaitable[Any]]
+    _group_awaitable: Callable[..., Awaitable[Any]]
     _observer: ReplicationObserver
 
     def new_connection(self, connection: ReplicationConnection) -> None:
@@ -137,7 +137,7 @@ class ForeignHandler:
             self._observer.failure(f"handling {name}", shown)
             return
         if inspect.isawaitable(waiting):
-            self._run(f"replication-{name}", lambda: waiting)
+            self._group_awaitable(f"replication-{name}", lambda: waiting)
 
 
 def as_connection_handler(hs: Any, handler: Any) -> ConnectionHandler:

@@ -76,7 +76,7 @@ class HostDatabase:
         description = _HOST_DESCRIPTIONS.get(description, description)
         result: Deferred[T] = Deferred()
 
-        async def run() -> None:
+        async def interact() -> None:
             outcome: Any
             try:
                 outcome = await self._db.runInteraction(
@@ -92,7 +92,7 @@ class HostDatabase:
         # transaction.
         previous = self._context.set_current_context(self._own)
         try:
-            Deferred.fromCoroutine(run())
+            Deferred.fromCoroutine(interact())
         finally:
             self._context.set_current_context(previous)
         return result

@@ -74,7 +74,7 @@ def check_version(*, strict: bool) -> str | None:
     return problem
 
 
-def run(
+def exec_module(
     substitutions: Sequence[Substitution],
     module: str,
     arguments: Sequence[str],

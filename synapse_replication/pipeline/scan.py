@@ -92,14 +92,14 @@ class Scan:
             return table_frame(session, self.schema.empty_table())
         tasks, read = self.tasks, self.read
 
-        def run(numbers: Batches) -> Batches:
+        def read_tasks(numbers: Batches) -> Batches:
             for batch in numbers:
                 for number in batch.column("id").to_pylist():
                     yield from read(tasks[number])
 
         # Create a partition for each number, so that no shuffle is needed.
         numbers = session.range(0, len(tasks), numPartitions=len(tasks))
-        return numbers.mapInArrow(run, from_arrow_schema(self.schema))
+        return numbers.mapInArrow(read_tasks, from_arrow_schema(self.schema))
 
 
 def run_tasks(
@@ -121,18 +121,18 @@ def run_tasks(
     return _with_retries(parallel.collect)
 
 
-def _with_retries(run: Callable[[], _T]) -> _T:
+def _with_retries(collect: Callable[[], _T]) -> _T:
     """Run tasks again if Spark's workers are slow to start."""
     for attempt in range(1, _STARTS):
         try:
-            return run()
+            return collect()
         except Exception as error:
             if _SLOW_START not in str(error):
                 raise
             _logger.warning(
                 "workers are slow to start; attempt %d of %d", attempt + 1, _STARTS
             )
-    return run()
+    return collect()
 
 
 def batched(

@@ -105,8 +105,8 @@ class FinishedIds:
             if len(starts) > MAX_RANGES:
                 del starts[-1], ends[-1]
 
-    def run_from(self, id_: int) -> int:
-        """Return the end of the gapless run after ``id_``; ``id_`` if there is none."""
+    def end_of_gapless_range(self, id_: int) -> int:
+        """Return the end of the ids without gaps after ``id_``; ``id_`` if none."""
         if not self._starts:
             return id_
         index = bisect_right(self._starts, id_ + 1) - 1
@@ -180,7 +180,7 @@ class WriterPositions:
         for id_ in (*known.values(), *finished):
             self._finished.add(id_)
         upto = max(complete_upto, min(known.values(), default=FIRST_POSITION))
-        self.persisted_upto = self._finished.run_from(upto)
+        self.persisted_upto = self._finished.end_of_gapless_range(upto)
         #: The greatest id that is known to be finished, of any writer.
         self.max_finished = max(self.persisted_upto, *known.values(), *finished, 0)
         # A writer without a stored position has no unfinished id at or below
@@ -432,15 +432,15 @@ class WriterPositions:
             announced = upto
         if slowest is not None and slowest > upto:
             upto = slowest
-        run = self._finished.run_from(upto)
-        if run > upto:
+        end = self._finished.end_of_gapless_range(upto)
+        if end > upto:
             if self._in_flight_heap:
                 # Another instance may learn that an id of this instance is committed
                 # before this instance does, for instance by reading the table when it
                 # starts. Do not advance over an id that is not finished here.
-                run = min(run, self._in_flight_heap[0] - 1)
-            if run > upto:
-                upto = run
+                end = min(end, self._in_flight_heap[0] - 1)
+            if end > upto:
+                upto = end
         self.persisted_upto = upto
         self.announced = announced = upto if upto > announced else announced
         # Ids at or below persisted-up-to are never looked up again.

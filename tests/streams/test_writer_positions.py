@@ -28,7 +28,7 @@ class FinishedIdsTests(SynchronousTestCase):
         end = start
         while end + 1 in model:
             end += 1
-        self.assertEqual(finished.run_from(start), end)
+        self.assertEqual(finished.end_of_gapless_range(start), end)
         self.assertEqual(
             finished.last_upto(limit),
             max((i for i in model if i <= limit), default=None),

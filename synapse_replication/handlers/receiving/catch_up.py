@@ -228,7 +228,7 @@ class CatchUps:
             context.name, writer.name, fetch.from_token, fetch.upto_token
         )
 
-        async def run() -> None:
+        async def fetch_page() -> None:
             context.observer.observe(event)
             started = context.clock.seconds()
             result: StreamUpdateResult | Exception
@@ -244,7 +244,7 @@ class CatchUps:
             self._enqueue(Step(writer, handle))
 
         is_running = context.run_as_background_process(
-            f"replication_catch_up_{context.name}", run
+            f"replication_catch_up_{context.name}", fetch_page
         )
         if writer.reader.request is fetch:
             self.fetches[fetch] = is_running

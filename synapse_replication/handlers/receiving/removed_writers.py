@@ -65,10 +65,10 @@ class RemovedWriterSearch:
         if self._is_requested:
             self._is_running = True
             self._context.run_as_background_process(
-                f"replication_removed_writers_{self._context.name}", self._run
+                f"replication_removed_writers_{self._context.name}", self._search
             )
 
-    async def _run(self) -> None:
+    async def _search(self) -> None:
         assert self._source is not None
         self._is_requested = False
         delay = SEARCH_PAUSE

@@ -204,8 +204,8 @@ def notable(
 
     These are ids that have more than one writer in the tables and the archive together,
     are in no table, are missing on the wire or in the archive, or have two archived
-    rows with the same ``row_index``. The result also has the first id of each run of
-    consecutive ids, in one row with the last id of that run. Finally, the result has
+    rows with the same ``row_index``. The result also has the first id of each range of
+    consecutive ids, in one row with the last id of the range. Finally, the result has
     the first and the last archived id of each writer.
 
     :param sightings: ``stream_id``, ``writer`` (null if unknown), ``row_index`` (used
@@ -240,19 +240,19 @@ def notable(
     sent = has(on_wire)
     twice = of_archive[1:] & of_archive[:-1] & (np.diff(row_index) == 0)
     repeated = has(np.append(twice & (np.diff(all_ids) == 0), False))
-    run_starts = np.flatnonzero(np.diff(ids, prepend=ids[0] - 2) != 1)
+    range_starts = np.flatnonzero(np.diff(ids, prepend=ids[0] - 2) != 1)
 
     selected = (first < last) | ~in_tables | repeated
     selected |= ~in_archive & _within(ids, archived, stream)
     selected |= ~sent & _within(ids, received, stream)
-    selected[run_starts] = True
+    selected[range_starts] = True
     selected[_ends_of_writers(first, in_archive)] = True
 
-    of_run = np.full(len(ids), -1)
-    of_run[run_starts] = np.append(run_starts[1:], len(ids)) - 1
+    range_ends = np.full(len(ids), -1)
+    range_ends[range_starts] = np.append(range_starts[1:], len(ids)) - 1
     chosen = np.flatnonzero(selected)
-    run_end = of_run[chosen]
-    end_writer = np.where(first[run_end] == _NO_WRITER, sender[run_end], first[run_end])
+    ends = range_ends[chosen]
+    end_writer = np.where(first[ends] == _NO_WRITER, sender[ends], first[ends])
     return pa.RecordBatch.from_arrays(
         [
             pa.repeat(pa.scalar(stream), len(chosen)),
@@ -262,8 +262,8 @@ def notable(
                 pa.array(flag[chosen])
                 for flag in (in_tables, in_archive, sent, repeated)
             ),
-            pa.array(ids[run_end], mask=run_end < 0),
-            _names(names, np.where(run_end < 0, _NO_WRITER, end_writer)),
+            pa.array(ids[ends], mask=ends < 0),
+            _names(names, np.where(ends < 0, _NO_WRITER, end_writer)),
         ],
         schema=NOTABLE_SCHEMA,
     )
