@@ -66,7 +66,7 @@ class PositionAnswers:
         if connection in self._waiting:
             return
         if connection.relays:
-            # A direct link has only one peer, which asks once.
+            # A direct link has only one peer.
             self._sender.announce_positions(connection)
             return
         now = self._clock.seconds()
