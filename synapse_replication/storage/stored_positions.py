@@ -236,7 +236,7 @@ class StoredPositionCheck:
     def _sample(self) -> None:
         self._samples.append(
             {
-                (name, writer): self._known_position(name, writer)
+                (name, writer): self._claimed_position(name, writer)
                 for (_, writer), name in self._writers.items()
             }
         )
@@ -248,8 +248,8 @@ class StoredPositionCheck:
         delay = self._uniform(0, JITTER * self._interval)
         self._timer.start(delay, self._read)
 
-    def _known_position(self, stream_name: str, instance_name: str) -> int:
-        return self._handler.receivers[stream_name].known_position(instance_name)
+    def _claimed_position(self, stream_name: str, instance_name: str) -> int:
+        return self._handler.receivers[stream_name].claimed_position(instance_name)
 
     def _read(self) -> None:
         ranges, samples = self._ranges_to_verify(), list(self._samples)
@@ -316,7 +316,7 @@ class StoredPositionCheck:
 
     def _look_for_set_back(self, found: _Found) -> None:
         lower = {
-            key: (token, self._known_position(*key))
+            key: (token, self._claimed_position(*key))
             for key, token in found.stored.items()
             if token < self._stored.get(key, token)
         }
@@ -343,7 +343,7 @@ class StoredPositionCheck:
         return {
             key: token
             for key, token in tokens.items()
-            if token > self._known_position(*key)
+            if token > self._claimed_position(*key)
         }
 
     def _failed(self, failure: Failure) -> None:

@@ -35,7 +35,7 @@ class ReceiverDouble:
         self._known = known
         self.verified: list[tuple[str, list[int], int]] = []
 
-    def known_position(self, instance_name: str) -> int:
+    def claimed_position(self, instance_name: str) -> int:
         return self._known[self._stream_name, instance_name]
 
     def range_to_verify(

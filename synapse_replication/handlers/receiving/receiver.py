@@ -126,7 +126,7 @@ class StreamReceiver:
         """Return the reader of each writer, by name. Thread-safe."""
         return self._writers.readers()
 
-    def known_position(self, instance_name: str) -> int:
+    def claimed_position(self, instance_name: str) -> int:
         """Return the token up to which rows were delivered or are being fetched."""
         reader = self._writers.refreshed(instance_name).reader
         catch_up = reader.catch_up
@@ -309,9 +309,9 @@ class StreamReceiver:
         If later items were given up meanwhile, the end of an unfinished batch was among
         them, so the batch is dropped.
         """
-        times = self._rows.times_full
+        overflows = self._rows.overflow_count
         await waiting
-        if self._rows.times_full != times:
+        if self._rows.overflow_count != overflows:
             for group in groups:
                 reader = self._writers.get(group.instance_name).reader
                 if link in reader.links:
@@ -455,7 +455,7 @@ class StreamReceiver:
 
         :return: the items that remain in the queue.
         """
-        self._rows.times_full += 1
+        self._rows.overflow_count += 1
         kept = []
         given_up: dict[str, None] = {}
         for queued in waiting:

@@ -44,7 +44,7 @@ class RowHandler:
 
     :param park: stores rows of a writer until its page was fetched.
     :param give_up: has rows fetched that are not handled.
-    :ivar times_full: how often the items of a full queue were given up.
+    :ivar overflow_count: how often the items of a full queue were given up.
     """
 
     _context: StreamContext
@@ -53,7 +53,7 @@ class RowHandler:
     _catch_ups: CatchUps
     _park: Callable[[Writer, Link, RdataGroup], None]
     _give_up: Callable[[Link, RdataGroup], None]
-    times_full: int = attrs.field(default=0, init=False)
+    overflow_count: int = attrs.field(default=0, init=False)
 
     # -- one writer -------------------------------------------------------------------
 
@@ -76,20 +76,20 @@ class RowHandler:
     async def _handle_slices(
         self, writer: Writer, link: Link, group: RdataGroup
     ) -> None:
-        yielder, times_full = self._context.yielder, self.times_full
+        yielder, overflows = self._context.yielder, self.overflow_count
         for start in range(0, len(group.rows), SLICE):
             if start and yielder.is_due():
                 await yielder.take_break()
             tokens = group.tokens[start : start + SLICE]
             rows = group.rows[start : start + SLICE]
-            if self.times_full != times_full or writer.reader.request is not None:
+            if self.overflow_count != overflows or writer.reader.request is not None:
                 rest = RdataGroup(
                     group.stream_name,
                     group.instance_name,
                     group.tokens[start:],
                     group.rows[start:],
                 )
-                waiting = self._handle_rest(link, rest, times_full)
+                waiting = self._handle_rest(link, rest, overflows)
                 if waiting is not None:
                     await waiting
                 return
@@ -99,13 +99,13 @@ class RowHandler:
             yielder.count(len(rows))
 
     def _handle_rest(
-        self, link: Link, rest: RdataGroup, times_full: int
+        self, link: Link, rest: RdataGroup, overflows: int
     ) -> Awaitable[None] | None:
         """Handle rows after others that arrived with them, or give them up.
 
-        :param times_full: :attr:`times_full` before the others were handled.
+        :param overflows: :attr:`overflow_count` before the others were handled.
         """
-        if self.times_full == times_full:
+        if self.overflow_count == overflows:
             return self.handle(link, rest)
         writer = self._writers.get(rest.instance_name)
         has_lost_later = writer.reader.links[link].is_lossy
@@ -125,13 +125,13 @@ class RowHandler:
             or tokens[0] <= position
             or (len(tokens) > 1 and not all(map(lt, tokens, tokens[1:])))
             or not context.is_plausible(writer.name, tokens[-1])
-            or (typed := self._decoder.decode(rows)) is None
+            or (decoded := self._decoder.decode(rows)) is None
         ):
             return self._handle_slowly(writer, link, tokens, rows)
         reader.links[link].heard = tokens[-1]
         if writer.ledger is not None:
             writer.ledger.add(tokens)
-        batches = zip(tokens, [[row] for row in typed])  # noqa: B905 -- equal lengths
+        batches = zip(tokens, [[row] for row in decoded])  # noqa: B905 -- equal lengths
         return self._deliver(writer, batches)
 
     async def _handle_slowly(
@@ -150,12 +150,12 @@ class RowHandler:
             verdict = reader.batch(link, token, len(texts))
             if verdict is not Verdict.DELIVER:
                 context.discard(name, self._reason(writer, verdict), len(texts))
-            elif (typed := self._decoder.decode(texts)) is None:
+            elif (decoded := self._decoder.decode(texts)) is None:
                 reader.unreadable(token)
                 context.discard(name, DiscardReason.UNDECODABLE, len(texts))
             else:
                 writer.record([token])
-                waiting = self._deliver(writer, [(token, typed)])
+                waiting = self._deliver(writer, [(token, decoded)])
                 if waiting is not None:
                     await waiting
                     # Later rows may have been given up meanwhile.
@@ -185,31 +185,31 @@ class RowHandler:
         """Handle rows of several writers; decode each slice as a whole if possible."""
         # The positions to report later, not once per row: at the next break, before a
         # slice that is not decoded as a whole, or at the end.
-        moved: dict[str, int] = {}
-        yielder, times_full = self._context.yielder, self.times_full
+        advanced: dict[str, int] = {}
+        yielder, overflows = self._context.yielder, self.overflow_count
         for start in range(0, len(group.rows), SLICE):
             if start and yielder.is_due():
-                self._report_positions(moved)
+                self._report_positions(advanced)
                 await yielder.take_break()
             part = group.part(start, start + SLICE)
-            typed = None
+            decoded = None
             if None not in part.tokens and self._are_plausible(part):
-                typed = self._decoder.decode_quietly(part.rows)
-            if typed is None:
-                self._report_positions(moved)
+                decoded = self._decoder.decode_quietly(part.rows)
+            if decoded is None:
+                self._report_positions(advanced)
                 for of_writer in part.groups():
-                    waiting = self._handle_rest(link, of_writer, times_full)
+                    waiting = self._handle_rest(link, of_writer, overflows)
                     if waiting is not None:
                         await waiting
             else:
-                await self._handle_typed(link, part, typed, moved, times_full)
+                await self._deliver_decoded(link, part, decoded, advanced, overflows)
             yielder.count(len(part.rows))
-        self._report_positions(moved)
+        self._report_positions(advanced)
 
-    def _report_positions(self, moved: dict[str, int]) -> None:
-        for instance_name in moved:
+    def _report_positions(self, advanced: dict[str, int]) -> None:
+        for instance_name in advanced:
             self._context.report_position(instance_name)
-        moved.clear()
+        advanced.clear()
 
     def _are_plausible(self, part: InterleavedGroup) -> bool:
         tokens = cast(list[int], part.tokens)
@@ -218,19 +218,19 @@ class RowHandler:
             part.instance_names[tokens.index(greatest)], greatest
         )
 
-    async def _handle_typed(
+    async def _deliver_decoded(
         self,
         link: Link,
         part: InterleavedGroup,
-        typed: list[Any],
-        moved: dict[str, int],
-        times_full: int,
+        decoded: list[Any],
+        advanced: dict[str, int],
+        overflows: int,
     ) -> None:
         """Deliver the rows of live writers; handle other rows one at a time.
 
         :param part: the rows; each is a batch of its own.
-        :param moved: updated with the positions of live writers, to be reported later.
-        :param times_full: see :meth:`_handle_rest`.
+        :param advanced: updated with the positions of live writers, to report later.
+        :param overflows: see :meth:`_handle_rest`.
         """
         name, on_rdata = self._context.name, self._context.sink.on_rdata
         get = self._writers.get
@@ -241,17 +241,17 @@ class RowHandler:
         }
         for index, (instance_name, token, row) in enumerate(
             # The caller has excluded rows without a token.
-            zip(part.instance_names, cast(list[int], part.tokens), typed, strict=True)
+            zip(part.instance_names, cast(list[int], part.tokens), decoded, strict=True)
         ):
-            position = moved.get(instance_name)
+            position = advanced.get(instance_name)
             if position is None:
                 writer = self._writers.refreshed(instance_name)
                 if writer.reader.is_live_on(link):
                     position = writer.reader.position
             if position is None or token <= position:
-                moved.pop(instance_name, None)
+                advanced.pop(instance_name, None)
                 single = RdataGroup(name, instance_name, [token], [part.rows[index]])
-                waiting = self._handle_rest(link, single, times_full)
+                waiting = self._handle_rest(link, single, overflows)
                 if waiting is not None:
                     await waiting
                 continue
@@ -261,13 +261,13 @@ class RowHandler:
                 waiting = on_rdata(name, instance_name, token, [row])
                 if waiting is not None:
                     await waiting
-                moved[instance_name] = token
+                advanced[instance_name] = token
             except Exception as error:  # noqa: BLE001 -- reported to the observer
-                if moved.pop(instance_name, None) is not None:
+                if advanced.pop(instance_name, None) is not None:
                     self._context.report_position(instance_name)
                 failed = self._writers.refreshed(instance_name)
                 self._catch_ups.delivery_failed(failed, [(token, [row])], error)
-        for instance_name, token in moved.items():
+        for instance_name, token in advanced.items():
             self._writers.refreshed(instance_name).reader.links[link].heard = token
 
     # -- delivery ---------------------------------------------------------------------

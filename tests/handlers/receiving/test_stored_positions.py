@@ -28,7 +28,7 @@ class StoredPositionTests(SynchronousTestCase):
         process = live(last_token=9)
         process.handler.stored_position("events", "w", 5)
         process.handler.stored_position("events", "w", 1)
-        self.assertEqual(process.handler.receivers["events"].known_position("w"), 5)
+        self.assertEqual(process.handler.receivers["events"].claimed_position("w"), 5)
         self.assertEqual(process.stream.requests, [("w", 0, 4)])
         self.assertEqual(process.host.observer.unannounced, [])
 
@@ -37,7 +37,7 @@ class StoredPositionTests(SynchronousTestCase):
         process = live(last_token=9)
         process.stream.is_held = True
         process.receive("POSITION events w 6 6")
-        self.assertEqual(process.handler.receivers["events"].known_position("w"), 6)
+        self.assertEqual(process.handler.receivers["events"].claimed_position("w"), 6)
         process.stream.persist("w", 6, ["six"])
         process.stream.persist("w", 8, ["eight"])
         process.handler.stored_position("events", "w", 6)
