@@ -108,7 +108,7 @@ def _client_verifying_endpoint(
     context = server_context(
         Path(certKey or privateKey),
         Path(privateKey),
-        client_authority_file=Path(caCertsDir),
+        client_ca_file=Path(caCertsDir),
     )
     endpoint: Any = SSL4ServerEndpoint(  # type: ignore[no-untyped-call]
         reactor, int(port), context, int(backlog), interface

@@ -55,7 +55,7 @@ class TlsConfig:
         """
         return client_context(
             hostname,
-            authority_file=self.ca_file,
+            ca_file=self.ca_file,
             certificate_file=self.certificate_file,
             private_key_file=self.private_key_file,
         )
@@ -72,7 +72,7 @@ class TlsConfig:
         return server_context(
             self.listener_certificate_file,
             self.listener_private_key_file,
-            client_authority_file=self.client_ca_file,
+            client_ca_file=self.client_ca_file,
         )
 
 

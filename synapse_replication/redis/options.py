@@ -47,7 +47,7 @@ class RedisTlsOptions:
         """
         return client_context(
             self.hostname or host,
-            authority_file=self.authority_file,
+            ca_file=self.authority_file,
             certificate_file=self.certificate_file,
             private_key_file=self.private_key_file,
         )

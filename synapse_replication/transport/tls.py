@@ -36,7 +36,7 @@ _PEM_CERTIFICATE = re.compile(
 def client_context(
     hostname: str,
     *,
-    authority_file: Path | None = None,
+    ca_file: Path | None = None,
     certificate_file: Path | None = None,
     private_key_file: Path | None = None,
 ) -> Any:
@@ -46,7 +46,7 @@ def client_context(
 
     :param hostname: the name or address for which the server's certificate must be
         valid.
-    :param authority_file: a file of trusted PEM certificates, or a directory of such
+    :param ca_file: a file of trusted PEM certificates, or a directory of such
         files; ``None`` to trust the system's certificates.
     :param certificate_file: the certificate to present if the server requests one,
         followed by its intermediate certificates.
@@ -63,7 +63,7 @@ def client_context(
             extra = {"extraCertChain": chain} if chain else {}
         return optionsForClientTLS(
             hostname,
-            trustRoot=_read_authority(authority_file),
+            trustRoot=_read_authority(ca_file),
             clientCertificate=own,
             extraCertificateOptions=extra,
         )
@@ -105,7 +105,7 @@ def server_context(
     certificate_file: Path,
     private_key_file: Path | None = None,
     *,
-    client_authority_file: Path | None = None,
+    client_ca_file: Path | None = None,
 ) -> CertificateOptions:
     """Return the options of a TLS server.
 
@@ -113,7 +113,7 @@ def server_context(
         certificates.
     :param private_key_file: the certificate's private key; ``None`` if it is in the
         same file.
-    :param client_authority_file: a file, or a directory of files, with the PEM
+    :param client_ca_file: a file, or a directory of files, with the PEM
         certificates of the authorities that may issue clients' certificates; ``None``
         to require no client certificates.
     :raises OSError: if a file cannot be read.
@@ -124,7 +124,7 @@ def server_context(
         privateKey=own.privateKey.original,
         certificate=own.original,
         extraCertChain=chain or None,
-        trustRoot=_read_authority(client_authority_file),
+        trustRoot=_read_authority(client_ca_file),
     )
 
 

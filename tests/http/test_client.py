@@ -419,7 +419,7 @@ class RealSocketTests(TestCase):
             server_context(
                 server.certificate,
                 server.private_key,
-                client_authority_file=authority.certificate,
+                client_ca_file=authority.certificate,
             ),
             interface="127.0.0.1",
         )
@@ -439,7 +439,7 @@ class RealSocketTests(TestCase):
             def tls_for(hostname: str) -> Any:
                 return client_context(
                     hostname,
-                    authority_file=trusted.certificate,
+                    ca_file=trusted.certificate,
                     certificate_file=own.certificate if own else None,
                     private_key_file=own.private_key if own else None,
                 )

@@ -74,7 +74,7 @@ class CertificatesTests(TestCase):
     async def connect(self, hostname: str = "main.example", **more: Any) -> None:
         """Connect to a server that requests a certificate."""
         options = {
-            "authority_file": self.authority.certificate,
+            "ca_file": self.authority.certificate,
             "certificate_file": self.client.certificate,
             "private_key_file": self.client.private_key,
         } | more
@@ -83,7 +83,7 @@ class CertificatesTests(TestCase):
             server_context(
                 self.server.certificate,
                 self.server.private_key,
-                client_authority_file=self.authority.certificate,
+                client_ca_file=self.authority.certificate,
             ),
         )
 
@@ -111,13 +111,13 @@ class CertificatesTests(TestCase):
         mine.write_bytes(pairs[0])
         context = client_context(
             "main.example",
-            authority_file=self.authority.certificate,
+            ca_file=self.authority.certificate,
             certificate_file=mine,
         )
         server = server_context(
             self.server.certificate,
             self.server.private_key,
-            client_authority_file=self.authority.certificate,
+            client_ca_file=self.authority.certificate,
         )
         await self.shake_hands(context, server)
         self.assertEqual(self.received, [b"", b""])
@@ -148,7 +148,7 @@ class CertificatesTests(TestCase):
         reason.
         """
         other = PrivateAuthority(self.folder, "other")
-        await self.connect(authority_file=other.certificate)
+        await self.connect(ca_file=other.certificate)
         self.assert_refused(
             "not issued by an authority that this process trusts",
             "does not trust the authority",
@@ -163,7 +163,7 @@ class CertificatesTests(TestCase):
     async def test_no_certificate_asked(self) -> None:
         """A server without an authority for clients accepts every client."""
         await self.shake_hands(
-            client_context("main.example", authority_file=self.authority.certificate),
+            client_context("main.example", ca_file=self.authority.certificate),
             server_context(self.server.certificate, self.server.private_key),
         )
         self.assertEqual(self.received, [b"hello"] * 2)
@@ -175,7 +175,7 @@ class CertificatesTests(TestCase):
         shutil.copy(self.authority.certificate, folder / "b.pem")
         other = PrivateAuthority(self.folder, "other")
         shutil.copy(other.certificate, folder / "a.pem")
-        await self.connect(authority_file=folder)
+        await self.connect(ca_file=folder)
         self.assertEqual(self.received, [b"hello"] * 2)
 
     async def test_chain(self) -> None:
@@ -193,13 +193,11 @@ class CertificatesTests(TestCase):
         await self.shake_hands(
             client_context(
                 "main.example",
-                authority_file=trusted,
+                ca_file=trusted,
                 certificate_file=chains[1],
                 private_key_file=pairs[1].private_key,
             ),
-            server_context(
-                chains[0], pairs[0].private_key, client_authority_file=trusted
-            ),
+            server_context(chains[0], pairs[0].private_key, client_ca_file=trusted),
         )
         self.assertEqual(self.received, [b"hello"] * 2)
 
@@ -222,14 +220,14 @@ class CertificatesTests(TestCase):
         )
         own, key = self.client.certificate, self.client.private_key
         makes: list[Callable[[Path], object]] = [
-            lambda file: client_context("h", authority_file=file),
+            lambda file: client_context("h", ca_file=file),
             lambda file: client_context("h", certificate_file=file),
             lambda file: client_context(
                 "h", certificate_file=own, private_key_file=file
             ),
             lambda file: server_context(file, key),
             lambda file: server_context(own, file),
-            lambda file: server_context(own, key, client_authority_file=file),
+            lambda file: server_context(own, key, client_ca_file=file),
         ]
         for make in makes:
             for file in (empty, broken):
