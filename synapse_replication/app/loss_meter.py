@@ -41,7 +41,7 @@ from synapse_replication.storage.committed import (
 )
 from synapse_replication.storage.id_streams import greatest_ids
 from synapse_replication.storage.transactions import TransactionRunner
-from synapse_replication.streams.ledger import TokenLedger
+from synapse_replication.streams.token_ledger import TokenLedger
 from synapse_replication.wire.commands import Command, PositionCommand, RdataCommand
 
 _log = Logger()

@@ -13,10 +13,10 @@ could not be written and were not retained. Messages of the extension that could
 written are not counted. After a loss, ``on_lost`` publishes this instance's positions
 on the next connection, before any row or other command, so that readers detect and
 fetch missed rows.
-:mod:`~synapse_replication.redis.ledger` decides which publishes count as lost and which
-are published again. :mod:`~synapse_replication.redis.flow_control` decides whether
-Redis is behind. :mod:`~synapse_replication.redis.fencing` makes Redis close the lost
-connection before the next connection is used.
+:mod:`~synapse_replication.redis.publish_ledger` decides which publishes count as lost
+and which are published again. :mod:`~synapse_replication.redis.flow_control` decides
+whether Redis is behind. :mod:`~synapse_replication.redis.fencing` makes Redis close the
+lost connection before the next connection is used.
 
 See docs/failure-modes.rst: failure-reconnect-order, failure-slow-subscriber.
 """
@@ -34,7 +34,7 @@ from zope.interface import implementer
 from synapse_replication.handlers.events import CommandDropReason, CommandsDropped
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.redis.flow_control import SHORT_LINES, PublishFlowControl
-from synapse_replication.redis.ledger import (
+from synapse_replication.redis.publish_ledger import (
     EXTENSION,
     MAX_RETAINED,
     NOT_RETAINED,

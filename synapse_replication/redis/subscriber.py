@@ -25,7 +25,7 @@ from typing_extensions import override
 from synapse_replication.errors import ExtensionMessageError, LineTooLongError
 from synapse_replication.handlers.events import FeatureUnavailable, LineRefused
 from synapse_replication.redis.factory import RedisConnectionMixin, SynapseRedisFactory
-from synapse_replication.redis.ledger import EXTENSION
+from synapse_replication.redis.publish_ledger import EXTENSION
 from synapse_replication.redis.resp import ReplyReader, encode
 from synapse_replication.redis.sender import RedisSender
 from synapse_replication.transport.timeouts import Timeout, stop

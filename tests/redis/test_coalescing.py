@@ -5,7 +5,7 @@ from __future__ import annotations
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.redis.ledger import Publish
+from synapse_replication.redis.publish_ledger import Publish
 from synapse_replication.redis.sender import COALESCE_WINDOW, Coalescer
 
 _ROWS = Publish("RDATA", b"hs", [b"12", b"345"])

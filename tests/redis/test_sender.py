@@ -10,7 +10,7 @@ from zope.interface import directlyProvides, noLongerProvides
 
 from synapse_replication.handlers.events import ConnectionBuffers
 from synapse_replication.redis import factory, sender
-from synapse_replication.redis.ledger import EXTENSION
+from synapse_replication.redis.publish_ledger import EXTENSION
 from synapse_replication.redis.resp import encode_publishes
 from synapse_replication.redis.sender import COALESCE_WINDOW
 from tests.redis.doubles import RecordingTransport, rdata

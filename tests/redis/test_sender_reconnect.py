@@ -9,7 +9,7 @@ from twisted.internet.interfaces import (
 )
 from zope.interface import alsoProvides, noLongerProvides
 
-from synapse_replication.redis import ledger, sender
+from synapse_replication.redis import publish_ledger, sender
 from synapse_replication.redis.fencing import MAX_HANG_UPS
 from synapse_replication.redis.flow_control import (
     HIGH_WATERMARK,
@@ -17,7 +17,7 @@ from synapse_replication.redis.flow_control import (
     SHARED_LOW_WATERMARK,
     SHARED_WINDOW,
 )
-from synapse_replication.redis.ledger import EXTENSION
+from synapse_replication.redis.publish_ledger import EXTENSION
 from synapse_replication.redis.resp import encode_publishes
 from tests.redis.doubles import MemoryLink, RecordingTransport, rdata
 from tests.redis.sender_case import (
@@ -169,7 +169,7 @@ class ReconnectTests(RedisSenderTestCase):
 
     def test_unanswered_is_bounded(self) -> None:
         """Without acknowledgements, a limited number of commands is retained."""
-        self.patch(ledger, "MAX_RETAINED", 3)
+        self.patch(publish_ledger, "MAX_RETAINED", 3)
         self.memory.establish()
         for number in range(6):
             self.sender.publish("PING", "hs", [b"PING %d" % number])
@@ -182,7 +182,7 @@ class ReconnectTests(RedisSenderTestCase):
 
     def test_evicted_and_acknowledged(self) -> None:
         """An evicted command is not reported if it was acknowledged later."""
-        self.patch(ledger, "MAX_RETAINED", 3)
+        self.patch(publish_ledger, "MAX_RETAINED", 3)
         self.memory.establish()
         for number in range(6):
             self.sender.publish("PING", "hs", [b"PING %d" % number])
@@ -298,7 +298,7 @@ class ReconnectTests(RedisSenderTestCase):
         """
         Without a connection, a limited number of commands is retained, and no rows.
         """
-        lines = [b"REMOTE_SERVER_UP x"] * (ledger.MAX_RETAINED + 5)
+        lines = [b"REMOTE_SERVER_UP x"] * (publish_ledger.MAX_RETAINED + 5)
         self.sender.publish("REMOTE_SERVER_UP", "hs", lines)
         self.publish_rows(1, 2)
         self.assertEqual(self.sender._ledger.lost, 7)
@@ -310,4 +310,4 @@ class ReconnectTests(RedisSenderTestCase):
         self.memory.greet()
         self.end_turn()
         data = published(self.written)
-        self.assertEqual(data.count(b"REMOTE_SERVER_UP"), ledger.MAX_RETAINED)
+        self.assertEqual(data.count(b"REMOTE_SERVER_UP"), publish_ledger.MAX_RETAINED)

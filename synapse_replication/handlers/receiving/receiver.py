@@ -54,9 +54,9 @@ from synapse_replication.handlers.receiving.writers import (
     Writers,
 )
 from synapse_replication.handlers.row_sinks import LateRowSink
-from synapse_replication.streams.ledger import TokenLedger
 from synapse_replication.streams.reader import Finding, Reader, Verdict
 from synapse_replication.streams.stream import RemovedWriter
+from synapse_replication.streams.token_ledger import TokenLedger
 from synapse_replication.wire.commands import PositionCommand
 from synapse_replication.wire.rdata import InterleavedGroup, RdataGroup
 

@@ -12,8 +12,8 @@ from synapse_replication.handlers.events import Resync
 from synapse_replication.handlers.link import Link
 from synapse_replication.handlers.receiving.context import StreamContext
 from synapse_replication.handlers.timer import Timer
-from synapse_replication.streams.ledger import TokenLedger
 from synapse_replication.streams.reader import Reader, ReaderPolicy
+from synapse_replication.streams.token_ledger import TokenLedger
 from synapse_replication.wire.commands import PositionCommand
 from synapse_replication.wire.rdata import InterleavedGroup, RdataGroup
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.redis import ledger
-from synapse_replication.redis.ledger import EXTENSION, Publish, PublishLedger
+from synapse_replication.redis import publish_ledger
+from synapse_replication.redis.publish_ledger import EXTENSION, Publish, PublishLedger
 
 _ROWS = Publish("RDATA", b"hs", [b"1", b"2"])
 _POSITION = Publish("POSITION", b"hs", [b"p"])
@@ -24,7 +24,7 @@ def write(
     count = 0
     for publish in publishes:
         count += len(publish.lines)
-        if publish.command_name not in ledger.NOT_RETAINED:
+        if publish.command_name not in publish_ledger.NOT_RETAINED:
             sender_ledger.retain_until_acknowledged(publish, count)
     sender_ledger.record_write(count, unacknowledged)
 
@@ -50,7 +50,7 @@ class RetainTests(SynchronousTestCase):
 
     def test_bounded(self) -> None:
         """Commands beyond the limit are lost."""
-        self.patch(ledger, "MAX_RETAINED", 3)
+        self.patch(publish_ledger, "MAX_RETAINED", 3)
         self.assertEqual(self.ledger.retain(others(b"a", b"b")), 0)
         self.assertEqual(self.ledger.retain(others(b"c", b"d", b"e")), 2)
         self.assertEqual(self.ledger.retain(others(b"f")), 1)
@@ -115,14 +115,14 @@ class ConnectionTests(SynchronousTestCase):
         Beyond the limit, the oldest commands are evicted, which is reported only if
         they are lost.
         """
-        self.patch(ledger, "MAX_RETAINED", 2)
+        self.patch(publish_ledger, "MAX_RETAINED", 2)
         written = (others(b"a"), others(b"b"), others(b"c"))
         self.assertEqual(self.end(3, *written), ([b"b", b"c"], True, 3))
         self.assertEqual(self.end(2, *written), ([b"b", b"c"], False, 2))
 
     def test_answered_commands_make_room(self) -> None:
         """Answered commands make room for later ones."""
-        self.patch(ledger, "MAX_RETAINED", 2)
+        self.patch(publish_ledger, "MAX_RETAINED", 2)
         sender_ledger = PublishLedger()
         write(sender_ledger, 0, others(b"a"), others(b"b"))
         write(sender_ledger, 1, others(b"c"))

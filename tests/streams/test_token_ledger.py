@@ -1,11 +1,11 @@
-"""Tests for synapse_replication.streams.ledger."""
+"""Tests for synapse_replication.streams.token_ledger."""
 
 from __future__ import annotations
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.streams import ledger
-from synapse_replication.streams.ledger import TokenLedger
+from synapse_replication.streams import token_ledger
+from synapse_replication.streams.token_ledger import TokenLedger
 
 
 class TokenLedgerTests(SynchronousTestCase):
@@ -28,7 +28,7 @@ class TokenLedgerTests(SynchronousTestCase):
 
     def test_bounded(self) -> None:
         """If more tokens arrive than are stored, missing ones are only counted."""
-        self.patch(ledger, "MAX_TOKENS", 3)
+        self.patch(token_ledger, "MAX_TOKENS", 3)
         tokens = TokenLedger(0)
         tokens.add([1, 2, 3])
         tokens.add([4])
