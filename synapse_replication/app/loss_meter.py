@@ -51,7 +51,7 @@ LOSS_CHECK_INTERVAL: Final = 5.0
 #: How long a committed row may wait for its announcement by default, in s.
 PATIENCE: Final = 30.0
 #: The most tokens of a writer and table that one check reads.
-MAX_TOKENS: Final = 10_000
+MAX_SCANNED: Final = 10_000
 #: The most waiting or lost tokens of a writer that are stored; further ones are only
 #: counted.
 MAX_MISSING: Final = 10_000
@@ -301,7 +301,7 @@ class LossMeter(ReplicationObserver):
         if not self._has_found_tables:
             tables = {name: existing_tables(txn, each) for name, each in tables.items()}
         committed = {
-            key: committed_tokens(txn, tables[key[0]], key[1], after, upto, MAX_TOKENS)
+            key: committed_tokens(txn, tables[key[0]], key[1], after, upto, MAX_SCANNED)
             for key, (after, upto) in ranges.items()
         }
         txn.execute(queries.SQL["all_positions"])
@@ -326,7 +326,7 @@ class LossMeter(ReplicationObserver):
         for key, (tokens, upto) in read.committed.items():
             writer = self._writers[key]
             writer.tally.verified += len(tokens)
-            for token in writer.ledger.verify(tokens, upto, MAX_TOKENS):
+            for token in writer.ledger.verify(tokens, upto, MAX_SCANNED):
                 if len(writer.missing) < MAX_MISSING:
                     writer.missing[token] = now
                 else:

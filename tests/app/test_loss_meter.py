@@ -187,7 +187,7 @@ class LossMeterTests(PostgresMixin, TestCase):
         """A range that exceeds one read is verified in several checks."""
         from synapse_replication.app import loss_meter
 
-        self.patch(loss_meter, "MAX_TOKENS", 3)
+        self.patch(loss_meter, "MAX_SCANNED", 3)
         self.commit(*range(6, 14))
         self.announce(*range(6, 13))
         await self.check(15)
