@@ -65,11 +65,6 @@ def _plain(name: str) -> str:
     return name.lower().rstrip(".")
 
 
-def _is_address(host: str) -> bool:
-    address = host.strip("[]")
-    return isIPAddress(address) or isIPv6Address(address)
-
-
 class _QueuedRequest(Request):
     """A request that waits for its turn."""
 
@@ -303,5 +298,8 @@ class BoundedSite(Site):
             return True
         host = (request.getHeader(b"Host") or b"").decode("latin-1")
         name = _plain(_PORT.sub("", host))
-        # A browser always sends the header, so a request without it is served.
-        return not name or name in self._hosts or _is_address(name)
+        if not name or name in self._hosts:
+            # A browser always sends the header, so a request without it is served.
+            return True
+        address = name.strip("[]")
+        return isIPAddress(address) or isIPv6Address(address)

@@ -74,8 +74,10 @@ class StatusReport:
         self._heard = self._last_signs_of_life()
         self._peer_facts = self._find_peer_facts()
         self._silence_since = self._find_silence()
-        self._newest_link = self._find_newest_link()
-        self._lost_links = self._describe_lost_links()
+        links = self._links.items()
+        self._newest_link = max((at.since for _, at in links if at.up), default=0.0)
+        lost = [f"{name}: {link.why}" for name, link in links if not link.up]
+        self._lost_links = "; ".join(lost)
 
     def _last_signs_of_life(self) -> dict[str, float]:
         """Return when the last row or POSITION of each process arrived."""
@@ -116,14 +118,6 @@ class StatusReport:
         ]
         return last if len(speaking) >= SEVERAL else None
 
-    def _find_newest_link(self) -> float:
-        links = self._links.values()
-        return max((link.since for link in links if link.up), default=0.0)
-
-    def _describe_lost_links(self) -> str:
-        links = self._links.items()
-        return "; ".join(f"{name}: {link.why}" for name, link in links if not link.up)
-
     # -- writers ----------------------------------------------------------------------
 
     def writers(self) -> list[WriterStatus]:
@@ -149,12 +143,11 @@ class StatusReport:
         peer = self._peer_facts.get(key[1])
         if peer is not None and peer.is_leaving and not self._is_replaced(peer):
             return False
-        return self._is_followed(key) or not writer.is_idle(self._now - FORGET_AFTER)
-
-    def _is_followed(self, key: tuple[str, str]) -> bool:
-        """Return whether rows of a writer are missing here."""
         reader = self._readers.get(key)
-        return reader is not None and reader.state in _FETCHES
+        if reader is not None and reader.state in _FETCHES:
+            # Rows of the writer are missing here.
+            return True
+        return not writer.is_idle(self._now - FORGET_AFTER)
 
     def _writer(self, key: tuple[str, str]) -> WriterStatus:
         writer = self._writers.get(key) or WriterRecord(self._now, self._now)
@@ -226,10 +219,6 @@ class StatusReport:
         name = max(direct)[-1]
         return name, links[name]
 
-    def _is_silent(self) -> bool:
-        since = self._silence_since
-        return since is not None and self._now - since > PEER_SILENT_AFTER
-
     # -- peers, duplicates and links --------------------------------------------------
 
     def peers(self) -> Iterator[PeerStatus]:
@@ -239,14 +228,16 @@ class StatusReport:
         """
         hearing = self._hearing
         names = {name for _, name in self._expected}
+        silence = self._silence_since
+        is_silent = silence is not None and self._now - silence > PEER_SILENT_AFTER
         for name, peer in sorted(self._peers.items()):
             facts = self._peer_facts[name]
             if self._is_replaced(facts):
                 yield PeerStatus(name, "", "", "", self._now - facts.heard_at, False)
             elif name in names or not facts.is_leaving:
-                can_hear = hearing.is_up and not self._is_silent()
+                can_hear = hearing.is_up and not is_silent
                 since = hearing.since if can_hear else self._now
-                until = heard_until(self._now, self._silence_since)
+                until = heard_until(self._now, silence)
                 yield PeerStatus(
                     name,
                     peer.heartbeat.epoch,
@@ -289,16 +280,11 @@ class StatusReport:
 
         :param peer: its name; if it is empty, that of the only writer heard is used.
         """
-        names = {peer} if peer else self._heard_on(link)
+        names = {peer}
+        if not peer:
+            writers = self._writers.items()
+            names = {name for (_, name), each in writers if each.link == link}
         return named_label(link, *names) if len(names) == 1 else link
-
-    def _heard_on(self, link: str) -> set[str]:
-        """Return the writers that were last heard on a link."""
-        return {
-            instance_name
-            for (_, instance_name), writer in self._writers.items()
-            if writer.link == link
-        }
 
     def cut_off_for(self) -> float:
         """Return for how long the process has had no link, in s; 0 if it has one."""
