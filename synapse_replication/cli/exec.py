@@ -18,9 +18,9 @@ from msgspec.structs import asdict
 
 from synapse_replication.cli.common import command
 from synapse_replication.dropin import launcher
+from synapse_replication.dropin.replaced_names import PARTS
 from synapse_replication.dropin.settings import DropInSettings, variable
 from synapse_replication.dropin.substitution import SubstitutionError
-from synapse_replication.dropin.table import PARTS
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _DEFAULTS: Final = asdict(DropInSettings())

@@ -13,9 +13,13 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
+from synapse_replication.dropin.replaced_names import (
+    PARTS,
+    PROVEN_VERSIONS,
+    SUBSTITUTIONS,
+)
 from synapse_replication.dropin.settings import DropInSettings
 from synapse_replication.dropin.substitution import Substitution, SubstitutionError
-from synapse_replication.dropin.table import PARTS, PROVEN_VERSIONS, SUBSTITUTIONS
 
 #: The distribution that the table describes.
 DISTRIBUTION = "matrix-synapse"

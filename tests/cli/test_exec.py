@@ -10,7 +10,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from synapse_replication.cli.common import EXIT_USAGE
 from synapse_replication.cli.exec import exec_command
 from synapse_replication.dropin.launcher import DISTRIBUTION
-from synapse_replication.dropin.table import PROVEN_VERSIONS
+from synapse_replication.dropin.replaced_names import PROVEN_VERSIONS
 
 
 class ExecTests(SynchronousTestCase):

@@ -9,8 +9,12 @@ from synapse_replication.dropin.launcher import (
     interpreter_options,
     version_problem,
 )
+from synapse_replication.dropin.replaced_names import (
+    PARTS,
+    PROVEN_VERSIONS,
+    SUBSTITUTIONS,
+)
 from synapse_replication.dropin.substitution import SubstitutionError
-from synapse_replication.dropin.table import PARTS, PROVEN_VERSIONS, SUBSTITUTIONS
 
 
 class ChooseTests(SynchronousTestCase):

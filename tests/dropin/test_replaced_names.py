@@ -12,8 +12,8 @@ from synapse_replication.dropin.protocol import (
     DropInClientProtocol,
     DropInServerProtocol,
 )
+from synapse_replication.dropin.replaced_names import PARTS, SUBSTITUTIONS
 from synapse_replication.dropin.substitution import Substitution, shape
-from synapse_replication.dropin.table import PARTS, SUBSTITUTIONS
 from synapse_replication.dropin.tcp_ends import make_client_end, make_server_end
 from tests.dropin.host import HostNotifier
 
