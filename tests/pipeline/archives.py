@@ -12,10 +12,10 @@ from typing import Any
 import pyarrow as pa
 from deltalake import DeltaTable
 
+from synapse_replication.pipeline.archive.delta_table import ArchiveTable
 from synapse_replication.pipeline.archive.files import DayWriter
 from synapse_replication.pipeline.archive.purges import OldDay, purge_archive
 from synapse_replication.pipeline.archive.store import ArchiveStore, open_store
-from synapse_replication.pipeline.archive.table import ArchiveTable
 from synapse_replication.pipeline.progress import JobProgress
 from synapse_replication.pipeline.source.offsets import StreamOffset
 from synapse_replication.pipeline.source.options import SourceOptions

@@ -10,9 +10,9 @@ from typing import Any
 from unittest import mock
 
 from synapse_replication.pipeline.archive import job, row_archive
+from synapse_replication.pipeline.archive.delta_table import ArchiveTable
 from synapse_replication.pipeline.archive.job import _ArchiveJob
 from synapse_replication.pipeline.archive.row_archive import RowsArchiver
-from synapse_replication.pipeline.archive.table import ArchiveTable
 
 
 class Point(enum.Enum):

@@ -30,11 +30,11 @@ from synapse_replication.pipeline.archive.closed_recordings import (
     plan_recordings,
     write_recordings,
 )
+from synapse_replication.pipeline.archive.delta_table import ArchiveTable
 from synapse_replication.pipeline.archive.metrics import ArchiveMetrics
 from synapse_replication.pipeline.archive.progress import ArchiveProgress, Numbers
 from synapse_replication.pipeline.archive.row_archive import RowsArchiver, WrittenRows
 from synapse_replication.pipeline.archive.store import open_store
-from synapse_replication.pipeline.archive.table import ArchiveTable
 from synapse_replication.pipeline.failures import spark_errors_shortened
 from synapse_replication.pipeline.schemas import ARCHIVED_WIRE_SCHEMA
 from synapse_replication.pipeline.settings import PipelineSettings

@@ -25,6 +25,7 @@ from synapse_replication.pipeline.archive.damage import (
     find_damage,
     wrong_sizes,
 )
+from synapse_replication.pipeline.archive.delta_table import ArchiveTable
 from synapse_replication.pipeline.archive.files import DayWriter
 from synapse_replication.pipeline.archive.log import (
     MISSING,
@@ -33,7 +34,6 @@ from synapse_replication.pipeline.archive.log import (
     read_purged_ranges,
 )
 from synapse_replication.pipeline.archive.store import ArchiveStore, open_archive
-from synapse_replication.pipeline.archive.table import ArchiveTable
 from synapse_replication.pipeline.source.connections import reading
 from synapse_replication.pipeline.source.offsets import StreamOffset
 from synapse_replication.pipeline.source.options import SourceOptions

@@ -1,4 +1,4 @@
-"""Tests for :mod:`synapse_replication.pipeline.archive.table`, without Spark."""
+"""Tests for :mod:`synapse_replication.pipeline.archive.delta_table`, without Spark."""
 
 from __future__ import annotations
 
