@@ -50,7 +50,10 @@ class Runnable(Protocol):
         """Start the service."""
 
     def stopService(self) -> Any:
-        """Stop the service; return an awaitable that fires when it has stopped."""
+        """Stop the service.
+
+        :return: a Deferred or a coroutine that ends when it has stopped.
+        """
 
 
 def start_logging(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import attrs
-from twisted.internet.defer import TimeoutError, maybeDeferred
+from twisted.internet.defer import Deferred, TimeoutError
 from twisted.logger import Logger
 
 
@@ -28,8 +28,7 @@ class StopSteps:
         """Add a step.
 
         :param what: describes the step in the log if it fails or takes too long.
-        :param stop: the function to call; it may return a Deferred or a coroutine,
-            which is awaited.
+        :param stop: the function to call; if its result is awaitable, it is awaited.
         """
         self._steps.append((what, stop))
 
@@ -41,7 +40,7 @@ class StopSteps:
         all_done = True
         while self._steps:
             what, stop = self._steps.pop()
-            ending = maybeDeferred(stop)
+            ending = Deferred.fromCoroutine(_call(stop))
             ending.addTimeout(self._timeout, self._reactor)
             try:
                 await ending
@@ -55,3 +54,9 @@ class StopSteps:
 
     def _warn(self, what: str, why: str) -> None:
         self.log.warn("A step of the stop failed ({what}): {why}", what=what, why=why)
+
+
+async def _call(stop: Callable[[], Any]) -> None:
+    result = stop()
+    if isinstance(result, Awaitable):
+        await result

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from typing import Any
+
 from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 from twisted.logger import capturedLogs, formatEvent
@@ -31,6 +34,20 @@ class StopStepsTests(SynchronousTestCase):
         waiting.callback(None)
         self.assertTrue(self.successResultOf(stopped))
         self.assertEqual(self.calls, ["second", "first"])
+
+    def test_any_awaitable(self) -> None:
+        """A step may return an awaitable that is no Deferred and no coroutine."""
+        waiting: Deferred[None] = Deferred()
+
+        class Ending:
+            def __await__(self) -> Generator[Any, None, None]:
+                return waiting.__await__()
+
+        self.steps.add("ending", Ending)
+        stopped = Deferred.fromCoroutine(self.steps.run())
+        self.assertNoResult(stopped)
+        waiting.callback(None)
+        self.assertTrue(self.successResultOf(stopped))
 
     def test_failures(self) -> None:
         """
