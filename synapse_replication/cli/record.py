@@ -34,8 +34,6 @@ from synapse_replication.instrumentation.log_file import LogFile
 from synapse_replication.instrumentation.logs import LoggingObserver
 from synapse_replication.recordings.writer import RecordingFiles, RecordingWriteError
 
-_MIB = 1024 * 1024
-
 
 class _LossObserver(ReplicationObserver):
     """Calls a function when a connection is lost."""
@@ -100,6 +98,7 @@ def make_recorder(
 @config_option
 @click.option(
     "--out",
+    "folder",
     required=True,
     type=click.Path(file_okay=False, path_type=Path),
     help="The folder for the recordings; created if it is missing.",
@@ -121,12 +120,7 @@ def make_recorder(
 )
 @log_option
 def record_command(
-    config_paths: tuple[str, ...],
-    out: Path,
-    compressed: bool,
-    roll_mib: float,
-    roll_seconds: float,
-    log_json: bool,
+    config_paths: tuple[str, ...], roll_mib: float, log_json: bool, **options: Any
 ) -> None:
     """Record the traffic of a running deployment, except USER_IP; publish nothing."""
     config = load_or_exit(config_paths, Purpose.FOLLOW)
@@ -135,12 +129,10 @@ def record_command(
 
     def make() -> Follower:
         files = RecordingFiles(
-            out,
-            roll_bytes=max(1, int(roll_mib * _MIB)),
-            roll_seconds=roll_seconds,
-            compressed=compressed,
+            roll_bytes=max(1, int(roll_mib * 2**20)),
             now=time.monotonic,
             wall=time.time,
+            **options,
         )
         return make_recorder(config, reactor, files)
 
