@@ -72,7 +72,7 @@ _BACKOFF = Backoff(0.5, 5.0, 1.5)
 
 #: The number of ids, counted back from the newest, among which a new writer of a stream
 #: searches for earlier rows of its own.
-LOOK_BACK = 100_000
+OWN_ROWS_LOOK_BACK = 100_000
 
 #: The stream that the database of each version of Synapse has. If all standard streams
 #: are configured, those that an older version does not have are left out.
@@ -236,8 +236,8 @@ class StreamSetup:
         Readers that learn of a new writer request its rows from their own positions. If
         the search finds no rows, the backlog answers these requests from
         :attr:`empty_ranges`, without the database. The search is limited to
-        :data:`LOOK_BACK` ids: readers are rarely farther behind, and scanning all of a
-        big table might take minutes.
+        :data:`OWN_ROWS_LOOK_BACK` ids: readers are rarely farther behind, and scanning
+        all of a big table might take minutes.
         """
         name, me = stream.description.name, self._options.instance_name
         # An instance that may have written the stream before has a stored position.
@@ -245,7 +245,7 @@ class StreamSetup:
             return
         token = stream.current_token(me)
         if token > 0:
-            start = max(0, token - LOOK_BACK)
+            start = max(0, token - OWN_ROWS_LOOK_BACK)
             page = await stream.get_updates_since(me, start, token)
             if not page.updates and page.upto_token == token:
                 self.empty_ranges[name] = start, token

@@ -52,7 +52,7 @@ from synapse_replication.instrumentation.status.model import (
 from synapse_replication.text import printable
 
 #: The interval of requests with ``--watch``, in s.
-WATCH_INTERVAL = 2.0
+REFRESH_INTERVAL = 2.0
 
 #: The style of each tone of a verdict, worst first.
 _STYLES = {"bad": "bold red", "busy": "yellow", "good": "green"}
@@ -128,7 +128,7 @@ class StatusService(Service):
     def startService(self) -> None:
         super().startService()  # type: ignore[no-untyped-call]
         self.started.callback(None)
-        ended = self._call.start(WATCH_INTERVAL)
+        ended = self._call.start(REFRESH_INTERVAL)
         if not self._watch and self._call.running:
             self._call.stop()
         ended.addErrback(self._failed)

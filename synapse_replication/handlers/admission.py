@@ -6,7 +6,7 @@ If the writers of a stream are declared, no state is created for other instances
 rows and positions are discarded, counted and logged. For all streams without declared
 writers together, up to :data:`MAX_UNDECLARED` (stream, instance) pairs are admitted at
 a time. To make room, the pair that was seen least recently is evicted, if it has been
-silent for :data:`EXPIRES_AFTER`; otherwise the new pair is not admitted.
+silent for :data:`PAIR_EXPIRES_AFTER`; otherwise the new pair is not admitted.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Final
 #: The largest number of undeclared (stream, writer) pairs that are admitted at a time.
 MAX_UNDECLARED: Final = 1000
 #: The time for which a pair must have been silent before it may be evicted, in s.
-EXPIRES_AFTER: Final = 600.0
+PAIR_EXPIRES_AFTER: Final = 600.0
 
 
 class DeclaredWriters:
@@ -68,7 +68,7 @@ class WriterAdmission:
         evicted = None
         if key not in self._last_seen and len(self._last_seen) >= MAX_UNDECLARED:
             oldest, last_seen = next(iter(self._last_seen.items()))
-            if now - last_seen < EXPIRES_AFTER:
+            if now - last_seen < PAIR_EXPIRES_AFTER:
                 return False, None
             del self._last_seen[oldest]
             evicted = oldest

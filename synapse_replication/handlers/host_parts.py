@@ -19,7 +19,7 @@ from synapse_replication.wire import commands
 #: The default limit of stored users; each counts once per device and instance.
 MAX_USERS = 100_000
 #: The time without USER_SYNC after which an instance's users are removed, in s.
-EXPIRES_AFTER = 300.0
+USERS_EXPIRE_AFTER = 300.0
 
 
 class WriteNotifier:
@@ -76,8 +76,8 @@ class SyncingUsers:
     configuration key ``command_sink`` names can return a subclass.
 
     An instance that was killed sends no CLEAR_USER_SYNC. Its users are therefore
-    removed if it has sent nothing about any user for :data:`EXPIRES_AFTER`, as in a
-    homeserver.
+    removed if it has sent nothing about any user for :data:`USERS_EXPIRE_AFTER`, as in
+    a homeserver.
 
     :param max_users: the largest number of stored users; each counts once per device
         and instance. Beyond it, the least recently updated users are evicted.
@@ -105,7 +105,7 @@ class SyncingUsers:
         return dict(self._users)
 
     def _remove_expired(self) -> None:
-        before = self._monotonic() - EXPIRES_AFTER
+        before = self._monotonic() - USERS_EXPIRE_AFTER
         while self._last_sent:
             instance_id, at = next(iter(self._last_sent.items()))
             if at > before:

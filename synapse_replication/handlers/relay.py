@@ -13,7 +13,7 @@ command was last received as a new event is its *origin*. If the same command ar
 another link within :data:`COPY_WINDOW` of that event, it is a copy. Otherwise it is a
 new event, for instance the release of a lock that was acquired again.
 
-Bounds: at most :data:`MAX_REMEMBERED` commands are stored. To make room, the command
+Bounds: at most :data:`MAX_ORIGINS` commands are stored. To make room, the command
 that has not been a new event for the longest time is evicted; at worst, a copy of it is
 then delivered.
 
@@ -38,7 +38,7 @@ RELAYED: Final = frozenset(
 #: The time for which the same command on another link is a copy, in s.
 COPY_WINDOW: Final = 2.0
 #: The largest number of commands that are stored.
-MAX_REMEMBERED: Final = 1000
+MAX_ORIGINS: Final = 1000
 
 
 class CopyFilter:
@@ -47,7 +47,7 @@ class CopyFilter:
     def __init__(self) -> None:
         self._origins: RecentDict[
             commands.Command, tuple[ReplicationConnection, float]
-        ] = RecentDict(MAX_REMEMBERED)
+        ] = RecentDict(MAX_ORIGINS)
 
     def check_and_record(
         self, command: commands.Command, connection: ReplicationConnection, now: float

@@ -13,7 +13,7 @@ suppressed for at most 10 s, and a host times users out only much later. The sto
 commands of an instance are removed when its CLEAR_USER_SYNC arrives, and a command is
 removed if the host failed to handle it.
 
-Bounds: at most :data:`MAX_REMEMBERED` commands are stored. The one that was delivered
+Bounds: at most :data:`MAX_SYNCS` commands are stored. The one that was delivered
 the longest time ago is evicted first; its next repeat is delivered.
 
 See docs/failure-modes.rst: failure-no-flapping.
@@ -33,7 +33,7 @@ REFRESH_AFTER: Final = 10.0
 #: A sync time that is later by less than this, in ms, counts as unchanged.
 RESOLUTION_MS: Final = 1000
 #: The largest number of (instance, user, device) triples that are stored.
-MAX_REMEMBERED: Final = 10_000
+MAX_SYNCS: Final = 10_000
 
 
 class _LastSync(Struct):
@@ -46,9 +46,7 @@ class UserSyncDeduplicator:
     """The last USER_SYNC for each user, by instance and device."""
 
     def __init__(self) -> None:
-        self._last_syncs: GroupedRecentDict[_LastSync] = GroupedRecentDict(
-            MAX_REMEMBERED
-        )
+        self._last_syncs: GroupedRecentDict[_LastSync] = GroupedRecentDict(MAX_SYNCS)
 
     def is_repeat(self, command: UserSyncCommand, now: float) -> bool:
         """Return whether a command is a repeat; if not, store it.

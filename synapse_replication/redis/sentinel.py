@@ -7,9 +7,9 @@ address. The Sentinel that answered is queried first the next time. The queries 
 - each time a connection to Redis is opened, so that a reconnection goes to the current
   master. :class:`MasterConnector` replaces the reactor's connector, so the factories'
   delays, timers and reports need no change;
-- every :data:`CHECK_INTERVAL` s. A connection to a former master is aborted although it
-  works: a former master or a replica accepts published messages but does not deliver
-  them to the subscribers of the current master.
+- every :data:`MASTER_QUERY_INTERVAL` s. A connection to a former master is aborted
+  although it works: a former master or a replica accepts published messages but does
+  not deliver them to the subscribers of the current master.
 
 A permanent subscription to ``+switch-master`` was considered and rejected: its
 connection can be half-open, and events are missed while it is reconnecting. A query
@@ -41,11 +41,11 @@ from synapse_replication.redis.resp import ReplyReader, encode
 from synapse_replication.transport.error_text import error_text
 
 #: The interval between queries for the master's address, in s.
-CHECK_INTERVAL = 5.0
+MASTER_QUERY_INTERVAL = 5.0
 #: Time limit for connecting to a Sentinel and receiving its answer, in s.
 ANSWER_TIMEOUT = 3.0
 #: The longest accepted answer (a host and a port), in bytes.
-MAX_ANSWER_LENGTH = 4096
+MAX_ADDRESS_LENGTH = 4096
 #: The name under which connections to Sentinels are reported to the observer.
 NAME = "redis_sentinel"
 
@@ -93,7 +93,7 @@ class RedisMaster:
         connector = MasterConnector(self, self._reactor, options, factory)
         self._connectors.append(connector)
         if not self._checks.running:
-            self._checks.start(CHECK_INTERVAL, now=False)
+            self._checks.start(MASTER_QUERY_INTERVAL, now=False)
         connector.connect()
         return connector
 
@@ -171,7 +171,7 @@ class RedisMaster:
         def failed(failure: Failure) -> None:
             if not isinstance(failure.value, CancelledError):
                 why = error_text(failure.value)
-                self._observer.observe(ConnectFailed(NAME, why, CHECK_INTERVAL))
+                self._observer.observe(ConnectFailed(NAME, why, MASTER_QUERY_INTERVAL))
 
         # If a query is pending, a second query would have the same result.
         if self._search is None:
@@ -332,8 +332,8 @@ class _MasterQueryProtocol(Protocol):
             return
         if reply is not False:
             self._handle_reply(reply)
-        elif self._length > MAX_ANSWER_LENGTH:
-            self._fail(f"the answer is longer than {MAX_ANSWER_LENGTH} bytes")
+        elif self._length > MAX_ADDRESS_LENGTH:
+            self._fail(f"the answer is longer than {MAX_ADDRESS_LENGTH} bytes")
 
     def _handle_reply(self, reply: Any) -> None:
         name = self._query.options.master

@@ -59,7 +59,7 @@ WALKED_ROWS = 100_000
 #: The most ids below the sequence's value that a new reader walks to find the names of
 #: removed writers. The reader does not need their rows, so writers with only older rows
 #: do not matter.
-LOOK_BACK = 1_000_000
+REMOVED_WRITERS_LOOK_BACK = 1_000_000
 
 
 class HandledPositions(Protocol):
@@ -289,7 +289,7 @@ class RemovedWriterFinder:
                 low,
                 unknown,
                 self._walk_from,
-                LOOK_BACK if self._is_new else None,
+                REMOVED_WRITERS_LOOK_BACK if self._is_new else None,
             ),
             # Each statement must see everything committed before it.
             autocommit=True,

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 #: The delay before a failed upsert is retried, in s.
-RETRY_SECONDS = 1.0
+UPSERT_RETRY_DELAY = 1.0
 
 
 class RoundTripGate:
@@ -320,7 +320,7 @@ class PositionPersister:
             self._observer.failure(f"persisting the position of {stream_name}", error)
             if not self._retry_is_due:
                 self._retry_is_due = True
-                self._clock.call_later(RETRY_SECONDS, self._retry)
+                self._clock.call_later(UPSERT_RETRY_DELAY, self._retry)
         else:
             self._observer.observe(PositionPersisted(stream_name, writer, local))
             self._persisted = local

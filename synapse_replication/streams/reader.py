@@ -55,7 +55,7 @@ from synapse_replication.streams.stream import StreamUpdateResult
 #: for days would query the tokens of all these days.
 EMPTY_RANGE_WINDOW: Final = 60.0
 #: The shortest interval between two checks of an empty range, in s.
-CHECK_INTERVAL: Final = 1.0
+EMPTY_RANGE_CHECK_INTERVAL: Final = 1.0
 #: The number of catch-ups that can begin without delay in a burst, and the interval
 #: between further ones, in s. A claim costs a query, so it must not occupy a reader for
 #: long; and it must not delay a reader for longer than the interval, either.
@@ -1199,7 +1199,7 @@ class Reader(Struct, eq=False):
             return False
         if now < empty.check_from:
             return False
-        empty.check_from = now + CHECK_INTERVAL
+        empty.check_from = now + EMPTY_RANGE_CHECK_INTERVAL
         return True
 
     def _unexpected(self, what: str) -> None:

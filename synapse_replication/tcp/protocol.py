@@ -62,7 +62,7 @@ from synapse_replication.wire.pending_lines import PendingLimit
 from synapse_replication.wire.rdata import ReceivedItem
 
 #: The time that a server waits for the end of a client's TLS handshake, in s.
-HANDSHAKE_TIMEOUT: Final = 10.0
+TLS_HANDSHAKE_TIMEOUT: Final = 10.0
 
 
 @implementer(IPushProducer)
@@ -348,7 +348,7 @@ class ServerReplicationStreamProtocol(BaseReplicationStreamProtocol):
         super().connectionMade()
         if ISSLTransport.providedBy(self.transport):
             # Limit the time for the handshake: the client is not authenticated yet.
-            self._handshake.start(HANDSHAKE_TIMEOUT, self._handshake_timed_out)
+            self._handshake.start(TLS_HANDSHAKE_TIMEOUT, self._handshake_timed_out)
 
     def handshakeCompleted(self) -> None:
         """Stop the timer of the TLS handshake. Called by Twisted."""
@@ -363,7 +363,7 @@ class ServerReplicationStreamProtocol(BaseReplicationStreamProtocol):
 
     def _handshake_timed_out(self) -> None:
         self._report_handshake_failure(
-            f"no TLS handshake within {HANDSHAKE_TIMEOUT:g} s"
+            f"no TLS handshake within {TLS_HANDSHAKE_TIMEOUT:g} s"
         )
         self.transport.abortConnection()
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
 #: The number of delayed calls per timeout. The reactor reads data between them.
-STEPS = 6
+CALLS_PER_TIMEOUT = 6
 
 
 class Timeout:
@@ -35,8 +35,8 @@ class Timeout:
         *args: object,
     ) -> None:
         self._clock = clock
-        self._step = seconds / STEPS
-        self._left = STEPS
+        self._step = seconds / CALLS_PER_TIMEOUT
+        self._left = CALLS_PER_TIMEOUT
         self._func = func
         self._args = args
         self._call: IDelayedCall = clock.callLater(self._step, self._step_ended)

@@ -18,7 +18,7 @@ PING_INTERVAL: Final = 5.0
 #: time, in s. It is also the time limit of closing.
 TIMEOUT: Final = 25.0
 #: The time that a client waits for SERVER, in s.
-HANDSHAKE_TIMEOUT: Final = 10.0
+SERVER_TIMEOUT: Final = 10.0
 #: The time that a server waits for NAME, in s: enough for a person to type it.
 NAME_TIMEOUT: Final = 60.0
 #: The shortest delay until the next tick, in s, so that rounding cannot cause a busy
@@ -69,7 +69,7 @@ class TimeLimits:
             return (
                 f"no NAME within {NAME_TIMEOUT:.0f} s; send NAME as the first command"
                 if self._is_server
-                else f"no SERVER within {HANDSHAKE_TIMEOUT:.0f} s: is this the port of "
+                else f"no SERVER within {SERVER_TIMEOUT:.0f} s: is this the port of "
                 "a replication listener, and is TLS enabled at both ends or at neither?"
             )
         if now >= self._silence_ends:
@@ -100,7 +100,7 @@ class TimeLimits:
 
     @property
     def _handshake_ends(self) -> float:
-        return self._started + (NAME_TIMEOUT if self._is_server else HANDSHAKE_TIMEOUT)
+        return self._started + (NAME_TIMEOUT if self._is_server else SERVER_TIMEOUT)
 
     @property
     def _silence_ends(self) -> float:

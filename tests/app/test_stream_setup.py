@@ -15,7 +15,7 @@ from twisted.trial.unittest import TestCase
 
 from synapse_replication.app.host import PositionsOnlySink, StandaloneHost
 from synapse_replication.app.stream_setup import (
-    LOOK_BACK,
+    OWN_ROWS_LOOK_BACK,
     StreamSetup,
     largest_token_of,
 )
@@ -435,7 +435,7 @@ class StreamSetupTests(TestCase):
 
     async def test_big_table_is_not_scanned(self) -> None:
         """In a big table only the newest ids are searched for the new writer's rows."""
-        last = LOOK_BACK + 10
+        last = OWN_ROWS_LOOK_BACK + 10
         self.store(a=last)
         self.execute(f"SELECT setval('notes_seq', {last})")
         self.execute(f"INSERT INTO notes VALUES ({last}, 'a', 'x'), (10, 'b', 'x')")

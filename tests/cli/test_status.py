@@ -17,7 +17,7 @@ from twisted.web.server import Site
 
 from synapse_replication.cli.main import cli
 from synapse_replication.cli.status import (
-    WATCH_INTERVAL,
+    REFRESH_INTERVAL,
     DeploymentStatus,
     StatusService,
     render,
@@ -240,11 +240,11 @@ class StatusServiceTests(SynchronousTestCase):
         """Watching continues until the service is stopped."""
         service = self.make("me", watch=True)
         service.startService()
-        self.clock.advance(WATCH_INTERVAL)
+        self.clock.advance(REFRESH_INTERVAL)
         self.assertEqual(len(self.shown), 2)
         self.assertEqual(self.ends, [])
         service.stopService()
-        self.clock.advance(WATCH_INTERVAL)
+        self.clock.advance(REFRESH_INTERVAL)
         self.assertEqual(len(self.shown), 2)
         self.assertEqual(self.ends, ["close"])
 

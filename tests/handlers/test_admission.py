@@ -5,8 +5,8 @@ from __future__ import annotations
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.handlers.admission import (
-    EXPIRES_AFTER,
     MAX_UNDECLARED,
+    PAIR_EXPIRES_AFTER,
     DeclaredWriters,
     WriterAdmission,
 )
@@ -47,11 +47,11 @@ class WriterAdmissionTests(SynchronousTestCase):
         """Beyond the limit, an undeclared writer can only replace an expired one."""
         for number in range(MAX_UNDECLARED):
             self.assertTrue(self.admits("caches", f"s{number}"))
-        self.assertFalse(self.admits("caches", "one more", EXPIRES_AFTER - 1))
-        self.assertTrue(self.admits("caches", "w1", EXPIRES_AFTER - 1))
-        self.assertTrue(self.admits("caches", "s0", EXPIRES_AFTER - 1))
+        self.assertFalse(self.admits("caches", "one more", PAIR_EXPIRES_AFTER - 1))
+        self.assertTrue(self.admits("caches", "w1", PAIR_EXPIRES_AFTER - 1))
+        self.assertTrue(self.admits("caches", "s0", PAIR_EXPIRES_AFTER - 1))
         self.assertEqual(
-            self.admission.admit("caches", "one more", EXPIRES_AFTER),
+            self.admission.admit("caches", "one more", PAIR_EXPIRES_AFTER),
             (True, ("caches", "s1")),
         )
 

@@ -12,7 +12,7 @@ from synapse_replication.handlers.epochs import PeerEpochs
 from synapse_replication.handlers.extension.extension import ReplicationExtension
 from synapse_replication.handlers.handler import ReplicationCommandHandler
 from synapse_replication.handlers.host_values import Identity
-from synapse_replication.handlers.relay import COPY_WINDOW, MAX_REMEMBERED, CopyFilter
+from synapse_replication.handlers.relay import COPY_WINDOW, MAX_ORIGINS, CopyFilter
 from synapse_replication.testing.doubles import MemoryConnection
 from synapse_replication.wire.commands import (
     Command,
@@ -65,7 +65,7 @@ class CopyFilterTests(SynchronousTestCase):
     def test_bounded(self) -> None:
         """Beyond the limit, the oldest command is forgotten."""
         self.filter.check_and_record(COMMAND, self.one, 0)
-        for number in range(MAX_REMEMBERED):
+        for number in range(MAX_ORIGINS):
             self.filter.check_and_record(
                 RemoteServerUpCommand(f"s{number}"), self.one, 0
             )

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.handlers.user_syncs import (
-    MAX_REMEMBERED,
+    MAX_SYNCS,
     REFRESH_AFTER,
     RESOLUTION_MS,
     UserSyncDeduplicator,
@@ -67,7 +67,7 @@ class UserSyncDeduplicatorTests(SynchronousTestCase):
 
     def test_bounded(self) -> None:
         """Beyond the limit, the oldest states are forgotten."""
-        for number in range(MAX_REMEMBERED + 1):
+        for number in range(MAX_SYNCS + 1):
             user = replace(START, user_id=f"@u{number}:hs")
             self.assertFalse(self.syncs.is_repeat(user, 0))
         self.assertTrue(self.syncs.is_repeat(user, 0))

@@ -21,7 +21,7 @@ from synapse_replication.redis.options import (
     SentinelOptions,
 )
 from synapse_replication.redis.resp import encode
-from synapse_replication.redis.sentinel import CHECK_INTERVAL
+from synapse_replication.redis.sentinel import MASTER_QUERY_INTERVAL
 from synapse_replication.testing.certificates import PrivateAuthority
 from synapse_replication.testing.server_binaries import find_redis, has_tls
 from synapse_replication.testing.servers import RedisTls
@@ -154,7 +154,7 @@ class SentinelTests(SynchronousTestCase):
         self.answer(3, address_reply(b"r1"))
         self.assertEqual(self.host_ports[4:], [("r1", 6379)] * 2)
         # S2 answered, so that it is queried first.
-        self.reactor.advance(CHECK_INTERVAL)
+        self.reactor.advance(MASTER_QUERY_INTERVAL)
         self.assertEqual(self.host_ports[6], S2)
 
     def test_useless_answers(self) -> None:
@@ -207,10 +207,10 @@ class SentinelTests(SynchronousTestCase):
         connections = self.find()
         for protocol, _ in connections:
             protocol.connection_established()
-        self.reactor.advance(CHECK_INTERVAL)
+        self.reactor.advance(MASTER_QUERY_INTERVAL)
         self.answer(3, address_reply(b"r1"))
         self.assertFalse(any(t.aborted for _, t in connections))
-        self.reactor.advance(CHECK_INTERVAL)
+        self.reactor.advance(MASTER_QUERY_INTERVAL)
         self.answer(4, address_reply(b"r2"))
         self.assertTrue(all(t.aborted for _, t in connections))
         for index, (protocol, _) in enumerate(connections, 1):
@@ -223,12 +223,12 @@ class SentinelTests(SynchronousTestCase):
     def test_check_fails(self) -> None:
         """If no Sentinel answers, that is reported, and connections stay open."""
         connections = self.find()
-        self.reactor.advance(CHECK_INTERVAL)
+        self.reactor.advance(MASTER_QUERY_INTERVAL)
         self.refuse(3)
         self.refuse(4)
         self.assertEqual(
             self.events.all[-1][:2] + self.events.all[-1][3:],
-            ("again", "redis_sentinel", CHECK_INTERVAL),
+            ("again", "redis_sentinel", MASTER_QUERY_INTERVAL),
         )
         self.assertFalse(any(t.aborted for _, t in connections))
 

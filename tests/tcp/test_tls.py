@@ -9,7 +9,7 @@ from twisted.python.failure import Failure
 from zope.interface import directlyProvides
 
 from synapse_replication.tcp.protocol import (
-    HANDSHAKE_TIMEOUT,
+    TLS_HANDSHAKE_TIMEOUT,
     ServerReplicationStreamProtocol,
 )
 from synapse_replication.wire.commands import ClearUserSyncsCommand
@@ -35,7 +35,7 @@ class TlsServerTests(ProtocolTestCase):
         self.assertEqual([link[0] for link in self.observer.links], ["made"])
         self.server.dataReceived(b"CLEAR_USER_SYNC i\n")
         self.assertIn(ClearUserSyncsCommand("i"), self.handler.calls)
-        self.clock.run(2 * HANDSHAKE_TIMEOUT)
+        self.clock.run(2 * TLS_HANDSHAKE_TIMEOUT)
         self.assertFalse(self.transport.aborted)
         self.lose(self.server)
         self.assertEqual([link[0] for link in self.observer.links], ["made", "lost"])
@@ -62,7 +62,7 @@ class TlsServerTests(ProtocolTestCase):
 
     def test_silence(self) -> None:
         """A client that does not start TLS within 10 s is disconnected."""
-        self.clock.run(HANDSHAKE_TIMEOUT - 0.5)
+        self.clock.run(TLS_HANDSHAKE_TIMEOUT - 0.5)
         self.assertFalse(self.transport.aborted)
         self.clock.run(1)
         self.assertTrue(self.transport.aborted)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.transport.timeouts import STEPS, Timeout
+from synapse_replication.transport.timeouts import CALLS_PER_TIMEOUT, Timeout
 
 
 class TimeoutTests(SynchronousTestCase):
@@ -26,9 +26,9 @@ class TimeoutTests(SynchronousTestCase):
     def test_clock_steps(self) -> None:
         """A jump of the clock uses up only one step of the timeout."""
         self.clock.advance(3600.0)
-        self.clock.pump([30.0 / STEPS] * (STEPS - 2))
+        self.clock.pump([30.0 / CALLS_PER_TIMEOUT] * (CALLS_PER_TIMEOUT - 2))
         self.assertEqual(self.calls, [])
-        self.clock.advance(30.0 / STEPS)
+        self.clock.advance(30.0 / CALLS_PER_TIMEOUT)
         self.assertEqual(self.calls, ["late"])
 
     def test_cancelled(self) -> None:

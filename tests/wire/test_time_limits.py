@@ -5,9 +5,9 @@ from __future__ import annotations
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.wire.time_limits import (
-    HANDSHAKE_TIMEOUT,
     NAME_TIMEOUT,
     PING_INTERVAL,
+    SERVER_TIMEOUT,
     TIMEOUT,
     TimeLimits,
 )
@@ -19,7 +19,7 @@ class TimeLimitsTests(SynchronousTestCase):
         Only a connecting peer times out: a server waits longer for NAME than a client
         for SERVER.
         """
-        for is_server, limit in ((True, NAME_TIMEOUT), (False, HANDSHAKE_TIMEOUT)):
+        for is_server, limit in ((True, NAME_TIMEOUT), (False, SERVER_TIMEOUT)):
             times = TimeLimits(is_server=is_server, now=100.0)
             before = times.expired(100.0 + limit - 0.1, is_connecting=True)
             self.assertIsNone(before)

@@ -117,7 +117,7 @@ RARE_INTERVAL: Final = 30
 
 #: The shortest interval between answers to hellos, in s. If this instance writes a
 #: stream held in memory, a new epoch is answered at once.
-ANSWER_INTERVAL: Final = 0.2
+HELLO_ANSWER_INTERVAL: Final = 0.2
 
 #: The shortest delay until a heartbeat, in s.
 MIN_DELAY: Final = 0.01
@@ -567,7 +567,7 @@ class ReplicationExtension(SendingListener):
         if self._has_stopped:
             return
         self._pending_answers[asking] = None
-        due = self._last_answer + ANSWER_INTERVAL
+        due = self._last_answer + HELLO_ANSWER_INTERVAL
         wait = due - self._clock.seconds()
         if wait <= 0 or at_once:
             self._send_answer()

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     )
 
 #: The shortest interval between two answers on a connection to Redis, in s.
-ANSWER_INTERVAL = 0.5
+POSITIONS_INTERVAL = 0.5
 #: How long after a hello its REPLICATE may arrive, in s.
 EXCUSED_FOR = 1.0
 
@@ -70,7 +70,7 @@ class PositionAnswers:
             self._sender.announce_positions(connection)
             return
         now = self._clock.seconds()
-        wait = self._answered.get(connection, -math.inf) + ANSWER_INTERVAL - now
+        wait = self._answered.get(connection, -math.inf) + POSITIONS_INTERVAL - now
         if wait <= 0:
             self._announce(connection)
         else:

@@ -78,7 +78,7 @@ COMMANDS_TWICE: Final = _QUERIES.pop("commands_twice")
 CHECKS: Final = MappingProxyType(_QUERIES)
 
 #: The number of steps of :func:`audited`.
-STEPS: Final = 3
+AUDIT_STEPS: Final = 3
 
 #: The columns of recorded lines that an audit needs.
 LINE_COLUMNS: Final = (
@@ -112,7 +112,7 @@ def run_audit(
         with reading(settings.conninfo):
             pass
         with (
-            JobProgress(sys.stderr, STEPS) as progress,
+            JobProgress(sys.stderr, AUDIT_STEPS) as progress,
             lazy_session(
                 "synapse-replication audit", master=master, progress=progress
             ) as spark,
@@ -142,7 +142,7 @@ def audited(
     """Audit a deployment; return the findings, worst first.
 
     :param spark: called if there are many rows to read.
-    :param begin: called at the beginning of each of :data:`STEPS` steps.
+    :param begin: called at the beginning of each of :data:`AUDIT_STEPS` steps.
     :raises PipelineError: if the database, a recording or the archive cannot be read.
     """
     with open_workspace() as workspace:

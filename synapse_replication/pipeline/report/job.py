@@ -9,7 +9,7 @@ from typing import Final
 
 from synapse_replication.pipeline.archive.snapshot import Snapshot, open_snapshot
 from synapse_replication.pipeline.audit.findings import read_findings
-from synapse_replication.pipeline.audit.job import STEPS as AUDIT_STEPS, audited
+from synapse_replication.pipeline.audit.job import AUDIT_STEPS, audited
 from synapse_replication.pipeline.failures import spark_errors_shortened
 from synapse_replication.pipeline.folders import filled, new_folder
 from synapse_replication.pipeline.lines import load_lines
