@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterable
 
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -49,6 +50,29 @@ NOT_IN_HOST = (
     "synapse_replication.wire.connection",
 )
 
+#: Imports what a stand-alone process loads, whatever its configuration, then prints all
+#: modules.
+STANDALONE_PROGRAM = """
+import sys
+import twisted.internet.reactor
+import synapse_replication.app.service
+import synapse_replication.app.supervision
+import synapse_replication.cli.main
+import synapse_replication.config.process
+print(*sys.modules)
+"""
+
+#: The modules, and the packages, that a stand-alone process loads only if its
+#: configuration requires them.
+NOT_IN_STANDALONE = (
+    "hyperlink",
+    "jinja2",
+    "opentelemetry",
+    "synapse_replication.http.agent",
+    "synapse_replication.http.resource",
+    "twisted.web",
+)
+
 
 class ImportTests(SynchronousTestCase):
     """Tests for the modules that an import loads."""
@@ -83,13 +107,23 @@ class ImportTests(SynchronousTestCase):
         """A process of a homeserver loads no module only for types or rare events."""
         loaded = self.loaded(HOST_PROGRAM)
         self.assertIn("synapse_replication.dropin.handler", loaded)
-        unwanted = [
-            name
-            for name in sorted(loaded)
-            if any(f"{name}.".startswith(f"{each}.") for each in NOT_IN_HOST)
-        ]
-        self.assertEqual(unwanted, [])
+        self.assertEqual(_of_packages(NOT_IN_HOST, loaded), [])
+
+    def test_small_alone(self) -> None:
+        """A stand-alone process loads what its configuration may not need later."""
+        loaded = self.loaded(STANDALONE_PROGRAM)
+        self.assertIn("synapse_replication.handlers.handler", loaded)
+        self.assertEqual(_of_packages(NOT_IN_STANDALONE, loaded), [])
 
     def test_version(self) -> None:
         """The package has a version."""
         self.assertRegex(synapse_replication.__version__, r"^\d+\.\d+")
+
+
+def _of_packages(packages: Iterable[str], loaded: Iterable[str]) -> list[str]:
+    """Return the loaded modules that are, or are in, one of these packages."""
+    return [
+        name
+        for name in sorted(loaded)
+        if any(f"{name}.".startswith(f"{each}.") for each in packages)
+    ]

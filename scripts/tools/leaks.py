@@ -31,11 +31,9 @@ from twisted.web.server import Site
 from synapse_replication.clock import ReactorClock
 from synapse_replication.handlers.host_parts import StreamTable
 from synapse_replication.handlers.observer import ReplicationObserver
-from synapse_replication.http.client import (
-    HttpCatchUpClient,
-    InstanceLocation,
-    make_agent,
-)
+from synapse_replication.http.agent import make_agent
+from synapse_replication.http.client import HttpCatchUpClient
+from synapse_replication.http.location import InstanceLocation
 from synapse_replication.http.resource import ReplicationResource
 from synapse_replication.redis import factory as redis_factory
 from synapse_replication.redis.link import RedisReplicationLink

@@ -25,12 +25,9 @@ from twisted.internet.interfaces import IProtocolFactory
 from twisted.logger import Logger
 from twisted.protocols.tls import TLSMemoryBIOFactory
 from twisted.python.failure import Failure
-from twisted.web.resource import Resource
 from typing_extensions import override
 
 from synapse_replication.app.host import PositionsOnlySink, StandaloneHost
-from synapse_replication.app.http_limits import BoundedSite, served_hosts
-from synapse_replication.app.http_site import REPLICATION_PATH, make_root
 from synapse_replication.app.modules import add_service, check_sink, load_factories
 from synapse_replication.app.observers import ProcessObservers
 from synapse_replication.app.stop_steps import StopSteps
@@ -65,8 +62,7 @@ from synapse_replication.handlers.sending.streamer import (
     ReplicationStreamer,
     StreamerOptions,
 )
-from synapse_replication.http.client import HttpCatchUpClient, make_agent
-from synapse_replication.http.resource import ReplicationResource
+from synapse_replication.http.client import HttpCatchUpClient
 from synapse_replication.http.retry import with_retries
 from synapse_replication.instrumentation.prometheus import ReplicationMetrics
 from synapse_replication.instrumentation.status.model import (
@@ -90,6 +86,8 @@ from synapse_replication.text import outgoing_label, process_label
 from synapse_replication.wire.commands import ClearUserSyncsCommand
 
 if TYPE_CHECKING:
+    from twisted.web.resource import Resource
+
     from synapse_replication.app.tracing_export import SpanExport
 
 #: The most time that each step of a stop may take, in s.
@@ -152,9 +150,14 @@ class Replication(Service):
         #: Delivers events to subscribed callbacks.
         self.hooks = self._observers.hooks
         self._epochs = PeerEpochs()
-        agent, self._http_pool = make_agent(
-            reactor, options.instances, options.tls.for_connecting
-        )
+        agent = self._http_pool = None
+        if options.instances:
+            # Importing Twisted's web client takes 1 MiB, and its server 2 MiB.
+            from synapse_replication.http.agent import make_agent
+
+            agent, self._http_pool = make_agent(
+                reactor, options.instances, options.tls.for_connecting
+            )
         self._client = HttpCatchUpClient(
             agent,
             options.instances,
@@ -225,6 +228,8 @@ class Replication(Service):
         Its children are ``status`` (the page), ``status.json``, ``metrics``, ``health``
         and ``ready``. They show names and counts, but no rows, to any client.
         """
+        from synapse_replication.app.http_site import make_root
+
         return make_root(
             frozenset({"health", "metrics"}),
             self.metrics_registry,
@@ -283,9 +288,8 @@ class Replication(Service):
         options, host = self._options, self.host
         if (spans := self._spans) is not None:
             self._stops.add("sending spans", lambda: spans.stop(self._reactor))
-        self._stops.add(
-            "closing HTTP connections", self._http_pool.closeCachedConnections
-        )
+        if (pool := self._http_pool) is not None:
+            self._stops.add("closing HTTP connections", pool.closeCachedConnections)
         if self._database is not None:
             self._stops.add("closing the database", self._database.close)
             background = host.run_as_background_process
@@ -429,6 +433,14 @@ class Replication(Service):
 
     async def _listen_http(self) -> None:
         config = self._options
+        listeners = [each for each in config.listeners if not each.direct_tcp]
+        if not listeners:
+            return
+        # Importing Twisted's web server takes 2 MiB.
+        from synapse_replication.app.http_limits import BoundedSite, served_hosts
+        from synapse_replication.app.http_site import REPLICATION_PATH, make_root
+        from synapse_replication.http.resource import ReplicationResource
+
         replication = ReplicationResource(
             self.host.streams,
             config.instance_name,
@@ -438,30 +450,29 @@ class Replication(Service):
             backlog=self._backlog,
             status=lambda: encode_status(self._status.snapshot()),
         )
-        for listener in config.listeners:
-            if not listener.direct_tcp:
-                site = BoundedSite(
-                    make_root(
-                        listener.resources,
-                        self.metrics_registry,
-                        self._status.snapshot,
-                        replication,
-                    ),
-                    served_hosts(
-                        listener.addresses,
-                        [
-                            *config.allowed_hosts,
-                            *(at.host for at in config.instances.values() if at.host),
-                        ],
-                    ),
-                    guarded=None if config.secret is None else REPLICATION_PATH,
-                    max_connections=config.max_http_connections,
-                    refused=lambda status, why: self._observer.observe(
-                        RequestRefused(status, why)
-                    ),
-                )
-                for description in listener_descriptions(listener):
-                    await self._listen(description, site, listener.tls)
+        for listener in listeners:
+            site = BoundedSite(
+                make_root(
+                    listener.resources,
+                    self.metrics_registry,
+                    self._status.snapshot,
+                    replication,
+                ),
+                served_hosts(
+                    listener.addresses,
+                    [
+                        *config.allowed_hosts,
+                        *(at.host for at in config.instances.values() if at.host),
+                    ],
+                ),
+                guarded=None if config.secret is None else REPLICATION_PATH,
+                max_connections=config.max_http_connections,
+                refused=lambda status, why: self._observer.observe(
+                    RequestRefused(status, why)
+                ),
+            )
+            for description in listener_descriptions(listener):
+                await self._listen(description, site, listener.tls)
 
     async def _start_links(
         self,

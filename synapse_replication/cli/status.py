@@ -38,7 +38,8 @@ from synapse_replication.cli.common import (
 )
 from synapse_replication.config.process import Purpose
 from synapse_replication.errors import ReplicationError
-from synapse_replication.http.client import HttpCatchUpClient, make_agent
+from synapse_replication.http.agent import make_agent
+from synapse_replication.http.client import HttpCatchUpClient
 from synapse_replication.instrumentation.status.model import (
     WORST_FIRST,
     Condition,

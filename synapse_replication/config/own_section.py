@@ -6,7 +6,6 @@ import re
 from typing import Annotated, Any, Literal
 
 import attrs
-from hyperlink import URL
 from msgspec import Meta, field
 from msgspec.structs import force_setattr
 
@@ -145,6 +144,9 @@ def _traces_url(endpoint: str) -> str:
     hint = "write the URL of a collector, for instance http://localhost:4318"
     if re.fullmatch(r"https?://[^\s/]+\S*", endpoint) is None:
         raise InvalidValueError(problem, hint)
+    # Imported here, because it takes 0.5 MiB and few processes send spans.
+    from hyperlink import URL
+
     try:
         url = URL.from_text(endpoint)
     except ValueError:

@@ -49,7 +49,7 @@ from synapse_replication.config.yaml_files import (
 from synapse_replication.data_files import read_table
 from synapse_replication.errors import ConfigError, ConfigProblem
 from synapse_replication.handlers.receiving.context import ReceiverOptions
-from synapse_replication.http.client import InstanceLocation
+from synapse_replication.http.location import InstanceLocation
 from synapse_replication.redis.options import RedisOptions
 from synapse_replication.streams.backlog import BacklogOptions
 from synapse_replication.streams.standard.registry import MAIN_INSTANCE

@@ -25,7 +25,7 @@ from synapse_replication.config.tls import TlsConfig
 from synapse_replication.config.yaml_files import hint_for
 from synapse_replication.errors import ConfigError, ConfigProblem
 from synapse_replication.handlers.receiving.context import ReceiverOptions
-from synapse_replication.http.client import InstanceLocation
+from synapse_replication.http.location import InstanceLocation
 from synapse_replication.redis.options import RedisOptions
 from synapse_replication.storage.id_streams import IdStream, id_stream_of
 from synapse_replication.streams.backlog import BacklogOptions

@@ -7,11 +7,9 @@ from typing import Any
 
 from synapse_replication.dropin.host_streams import instances_of
 from synapse_replication.dropin.observer import observer_of
-from synapse_replication.http.client import (
-    HttpCatchUpClient,
-    InstanceLocation,
-    make_agent,
-)
+from synapse_replication.http.agent import make_agent
+from synapse_replication.http.client import HttpCatchUpClient
+from synapse_replication.http.location import InstanceLocation
 
 #: The host's TLS policy is requested with a port, which has no effect on certificates.
 _ANY_PORT = 443

@@ -19,44 +19,29 @@ do not have these parameters.
 
 from __future__ import annotations
 
-import hashlib
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
-from typing import Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import attrs
 import msgspec
-import twisted.web.client
-from hyperlink import URL, DecodedURL
 from msgspec.structs import replace
 from twisted.internet.defer import Deferred
-from twisted.internet.endpoints import (
-    HostnameEndpoint,
-    UNIXClientEndpoint,
-    wrapClientTLS,
-)
-from twisted.internet.interfaces import IReactorTime, IStreamClientEndpoint
-from twisted.internet.protocol import Protocol as TwistedProtocol, connectionDone
+from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
-from twisted.web.client import (
-    URI,
-    ContentDecoderAgent,
-    GzipDecoder,
-    ResponseDone,
-)
-from twisted.web.http_headers import Headers
-from twisted.web.iweb import IAgent, IAgentEndpointFactory
-from zope.interface import implementer
 
 from synapse_replication.errors import HttpCatchUpError, RowsLostError
 from synapse_replication.handlers.events import RowsRequest
 from synapse_replication.handlers.observer import ReplicationObserver
+from synapse_replication.http.location import InstanceLocation
 from synapse_replication.streams.stream import StreamUpdateResult, UpdateFunction
-from synapse_replication.transport.tls import client_context
 from synapse_replication.transport.tls_errors import explain
 from synapse_replication.wire.extension import MAX_NAME_LENGTH
+
+if TYPE_CHECKING:
+    from twisted.web.iweb import IAgent
 
 #: The longest accepted response body, in bytes.
 MAX_ANSWER_LENGTH = 256 * 1024 * 1024
@@ -67,25 +52,8 @@ REQUEST_TIMEOUT = 30.0
 BACKLOG_TIMEOUT = 3.0
 #: Time limit of a status request, in s.
 STATUS_TIMEOUT = 5.0
-#: Time limit of connecting, in s.
-CONNECT_TIMEOUT = 10.0
 
 _SECRET_HINT = "configure the same replication secret for both processes"
-
-
-class InstanceLocation(msgspec.Struct, frozen=True):
-    """The address at which an instance serves HTTP replication.
-
-    :ivar host: host name or IP address; ``None`` for a Unix socket.
-    :ivar port: port; ``None`` for a Unix socket.
-    :ivar tls: whether to connect over TLS.
-    :ivar path: path of a Unix socket; ``None`` if host and port are set.
-    """
-
-    host: str | None = None
-    port: int | None = None
-    tls: bool = False
-    path: str | None = None
 
 
 class _Answer(msgspec.Struct):
@@ -118,73 +86,6 @@ def _raise_if_lost(error: HttpCatchUpError) -> None:
     raise RowsLostError(lost.error, lost.lost_upto) from error
 
 
-def _base_url(location: InstanceLocation) -> DecodedURL:
-    if location.path is not None:
-        # A pool identifies connections by host, so each socket gets its own host name.
-        url = URL(scheme="http", host=_socket_host(location.path))
-    else:
-        scheme = "https" if location.tls else "http"
-        url = URL(scheme=scheme, host=location.host or "", port=location.port)
-    return DecodedURL(url)
-
-
-def _socket_host(path: str) -> str:
-    return f"{hashlib.sha256(path.encode()).hexdigest()[:32]}.unix.invalid"
-
-
-@implementer(IAgentEndpointFactory)
-class _Endpoints:
-    def __init__(
-        self, reactor: Any, sockets: Iterable[str], tls_for: Callable[[str], Any]
-    ) -> None:
-        self._reactor = reactor
-        self._sockets = {_socket_host(path).encode(): path for path in sockets}
-        self._tls_for = tls_for
-
-    def endpointForURI(self, uri: URI) -> IStreamClientEndpoint:
-        endpoint: Any
-        if uri.host in self._sockets:
-            path = self._sockets[uri.host]
-            endpoint = UNIXClientEndpoint(self._reactor, path, timeout=CONNECT_TIMEOUT)  # type: ignore[no-untyped-call]
-        else:
-            endpoint = HostnameEndpoint(
-                self._reactor, uri.host, uri.port, timeout=CONNECT_TIMEOUT
-            )
-        if uri.scheme == b"https":
-            creator = self._tls_for(uri.host.decode("ascii"))
-            endpoint = wrapClientTLS(creator, endpoint)
-        return cast(IStreamClientEndpoint, endpoint)
-
-
-def make_agent(
-    reactor: Any,
-    locations: Mapping[str, InstanceLocation],
-    tls_for: Callable[[str], Any] = client_context,
-) -> tuple[IAgent, Any]:
-    """Return an agent with persistent connections over TCP, TLS and Unix sockets.
-
-    :param locations: the location of each instance, by its name.
-    :param tls_for: returns the TLS connection creator for a host name. It is called for
-        each TLS connection; the default trusts the system's authorities.
-    :return: the agent, and its ``HTTPConnectionPool``, which the caller must close.
-    """
-    # twisted.web is only partly typed.
-    web: Any = twisted.web.client
-    pool = web.HTTPConnectionPool(reactor, persistent=True)
-    # A retry needs a new txn_id, so the pool must not repeat requests by itself.
-    pool.retryAutomatically = False
-    sockets = [at.path for at in locations.values() if at.path is not None]
-    endpoints = _Endpoints(reactor, sockets, tls_for)
-    agent: IAgent = web.Agent.usingEndpointFactory(reactor, endpoints, pool)
-    return agent, pool
-
-
-def _decompressing(agent: IAgent) -> Any:
-    return ContentDecoderAgent(  # type: ignore[no-untyped-call]
-        agent, [(b"gzip", GzipDecoder)]
-    )
-
-
 def _or_unobserved(observer: ReplicationObserver | None) -> ReplicationObserver:
     return observer or ReplicationObserver()
 
@@ -193,7 +94,7 @@ def _or_unobserved(observer: ReplicationObserver | None) -> ReplicationObserver:
 class HttpCatchUpClient:
     """Client of the writers' replication resources. It does not retry.
 
-    :param agent: see :func:`make_agent`.
+    :param agent: see :func:`make_agent`; ``None`` if there are no locations.
     :param locations: the location of each instance, by its name (``instance_map``).
     :param secret: the ``worker_replication_secret``; ``None`` to send none.
     :param clock: the reactor.
@@ -206,7 +107,7 @@ class HttpCatchUpClient:
     :param observer: notified of each request for rows.
     """
 
-    _agent: IAgent = attrs.field(converter=_decompressing)
+    _agent: IAgent | None
     _locations: Mapping[str, InstanceLocation]
     _secret: str | None
     _clock: IReactorTime
@@ -323,7 +224,7 @@ class HttpCatchUpClient:
         :return: the URL, as text for display, and the response body.
         """
         location = self._locations.get(instance_name)
-        if location is None:
+        if location is None or self._agent is None:
             raise HttpCatchUpError(
                 "GET",
                 f"{what} of {instance_name}",
@@ -332,12 +233,19 @@ class HttpCatchUpClient:
                 f"add {instance_name} to the addresses of the instances",
                 was_sent=False,
             )
-        url = _base_url(location).child("_synapse", "replication", *path)
-        shown = url.to_text() if location.path is None else _show(location.path, url)
+        if self._secret is not None:
+            headers = {**headers, "Authorization": f"Bearer {self._secret}"}
+        headers = {"Accept": "application/json", **headers}
+        # Twisted's web client was imported to make the agent.
+        from synapse_replication.http.agent import get, make_url
+
+        url, shown = make_url(location, path)
         for name, value in query.items():
             url = url.set(name, value)
         started = self._clock.seconds()
-        answering = Deferred.fromCoroutine(self._request(url, headers))
+        answering = Deferred.fromCoroutine(
+            get(self._agent, url, headers, self._max_answer_length)
+        )
         answering.addTimeout(timeout, self._clock)
         try:
             status, body = await answering
@@ -352,26 +260,8 @@ class HttpCatchUpClient:
             raise HttpCatchUpError("GET", shown, status, text, _hint_for(status))
         return shown, body
 
-    async def _request(
-        self, url: DecodedURL, more: Mapping[str, str]
-    ) -> tuple[int, bytes]:
-        headers = Headers({"Accept": ["application/json"]})
-        for name, value in more.items():
-            headers.addRawHeader(name, value)
-        if self._secret is not None:
-            headers.addRawHeader("Authorization", f"Bearer {self._secret}")
-        address = url.to_uri().to_text().encode("ascii")
-        response = await self._agent.request(b"GET", address, headers)
-        body = _Body(self._max_answer_length)
-        response.deliverBody(body)  # type: ignore[no-untyped-call]
-        return int(response.code), await body.finished
-
     def _scrub(self, text: str) -> str:
         return text.replace(self._secret, "***") if self._secret else text
-
-
-def _show(path: str, url: DecodedURL) -> str:
-    return f"unix:{path}:/{'/'.join(url.path)}"
 
 
 def _explain(error: Exception) -> str:
@@ -395,41 +285,3 @@ def _hint_for(status: int) -> str:
             f"secret: {_SECRET_HINT}"
         )
     return ""
-
-
-class _Body(TwistedProtocol):
-    """Collector of a response body of bounded length.
-
-    :ivar finished: a Deferred that fires with the body. Cancelling it aborts the
-        connection.
-    """
-
-    def __init__(self, max_length: int) -> None:
-        self._max_length = max_length
-        self.finished: Deferred[bytes] = Deferred(lambda _: self._abort())
-        self._parts: list[bytes] = []
-        self._length = 0
-
-    def dataReceived(self, data: bytes) -> None:
-        self._parts.append(data)
-        self._length += len(data)
-        if self._length > self._max_length and not self.finished.called:
-            self._parts = []
-            self.finished.errback(
-                ValueError(f"the response is longer than {self._max_length} bytes")
-            )
-            self._abort()
-
-    def connectionLost(self, reason: Failure = connectionDone) -> None:
-        if self.finished.called:
-            return
-        if isinstance(reason.value, ResponseDone):
-            self.finished.callback(b"".join(self._parts))
-        else:
-            self.finished.errback(reason)
-
-    def _abort(self) -> None:
-        # Some transports of treq's testing tools do not have this method.
-        abort = getattr(self.transport, "abortConnection", None)
-        if abort is not None:
-            abort()

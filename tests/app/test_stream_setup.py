@@ -24,7 +24,7 @@ from synapse_replication.config.process import ProcessConfig
 from synapse_replication.errors import CatchUpError, ConfigError
 from synapse_replication.handlers.host_values import Identity
 from synapse_replication.handlers.receiving.context import ReceiverOptions
-from synapse_replication.http.client import HttpCatchUpClient, make_agent
+from synapse_replication.http.client import HttpCatchUpClient
 from synapse_replication.http.retry import with_retries
 from synapse_replication.storage.database import Database
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS
@@ -137,8 +137,7 @@ class StreamSetupTests(TestCase):
             receiving=ReceiverOptions(plausible_distance=2000),
         )
         clock = ReactorClock(self.clock)
-        agent, _ = make_agent(reactor, {})
-        client = HttpCatchUpClient(agent, {}, None, self.clock)
+        client = HttpCatchUpClient(None, {}, None, self.clock)
         host = StandaloneHost(
             Identity("x.test", instance_name, "an id"),
             clock,

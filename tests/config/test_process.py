@@ -7,7 +7,7 @@ import attrs
 from synapse_replication.config.listener_safety import Listener
 from synapse_replication.config.process import Purpose
 from synapse_replication.handlers.receiving.context import ReceiverOptions
-from synapse_replication.http.client import InstanceLocation
+from synapse_replication.http.location import InstanceLocation
 from synapse_replication.redis.options import RedisOptions
 from synapse_replication.streams.backlog import BacklogOptions
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS

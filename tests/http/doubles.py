@@ -11,7 +11,7 @@ from twisted.internet.defer import Deferred
 from synapse_replication.handlers.events import OperationFailed, RequestRefused
 from synapse_replication.handlers.interfaces import StreamDirectory
 from synapse_replication.handlers.observer import ReplicationObserver, handles
-from synapse_replication.http.client import InstanceLocation
+from synapse_replication.http.location import InstanceLocation
 from synapse_replication.streams.rows import RawRowCodec
 from synapse_replication.streams.stream import (
     Stream,

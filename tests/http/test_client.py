@@ -16,12 +16,9 @@ from twisted.web.resource import Resource
 from twisted.web.server import Site
 
 from synapse_replication.errors import HttpCatchUpError, RowsLostError
-from synapse_replication.http.client import (
-    BACKLOG_TIMEOUT,
-    HttpCatchUpClient,
-    InstanceLocation,
-    make_agent,
-)
+from synapse_replication.http.agent import make_agent
+from synapse_replication.http.client import BACKLOG_TIMEOUT, HttpCatchUpClient
+from synapse_replication.http.location import InstanceLocation
 from synapse_replication.http.resource import ReplicationResource
 from synapse_replication.streams.backlog import Backlog, BacklogOptions
 from synapse_replication.streams.stream import StreamUpdateResult

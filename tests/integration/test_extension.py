@@ -22,11 +22,9 @@ from synapse_replication.handlers.handler import (
 from synapse_replication.handlers.host_values import Identity
 from synapse_replication.handlers.receiving.partial_resync import PartialResync
 from synapse_replication.handlers.sending.streamer import ReplicationStreamer
-from synapse_replication.http.client import (
-    HttpCatchUpClient,
-    InstanceLocation,
-    make_agent,
-)
+from synapse_replication.http.agent import make_agent
+from synapse_replication.http.client import HttpCatchUpClient
+from synapse_replication.http.location import InstanceLocation
 from synapse_replication.http.resource import ReplicationResource
 from synapse_replication.redis.link import RedisReplicationLink
 from synapse_replication.redis.options import RedisOptions
