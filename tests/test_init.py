@@ -70,6 +70,9 @@ NOT_IN_STANDALONE = (
     "opentelemetry",
     "synapse_replication.http.agent",
     "synapse_replication.http.resource",
+    "synapse_replication.storage.id_generators",
+    "synapse_replication.tcp",
+    "synapse_replication.wire.connection",
     "twisted.web",
 )
 

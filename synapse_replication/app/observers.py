@@ -21,13 +21,13 @@ from synapse_replication.instrumentation.status.observer import StatusObserver
 from synapse_replication.instrumentation.status.stalls import StallLog
 from synapse_replication.instrumentation.turns import ReactorTurns
 from synapse_replication.periodic import until_next
-from synapse_replication.storage.id_generators import MultiWriterIdGenerator
 from synapse_replication.storage.stuck_id_watch import StuckIdWatch
 from synapse_replication.streams.stream import Stream
 
 if TYPE_CHECKING:
     from synapse_replication.app.tracing_export import SpanExport
     from synapse_replication.handlers.interfaces import Clock
+    from synapse_replication.storage.id_generators import MultiWriterIdGenerator
 
 #: The interval in s at which the lag is sampled for the status page, and stalls are
 #: logged.

@@ -78,10 +78,6 @@ from synapse_replication.storage.stored_positions import start_position_check
 from synapse_replication.storage.writer_lock import WriterLock
 from synapse_replication.streams.backlog import Backlog, BacklogOptions
 from synapse_replication.streams.standard.registry import MAIN_INSTANCE
-from synapse_replication.tcp.factory import (
-    DirectTcpReplicationClientFactory,
-    ReplicationStreamProtocolFactory,
-)
 from synapse_replication.text import outgoing_label, process_label
 from synapse_replication.wire.commands import ClearUserSyncsCommand
 
@@ -490,6 +486,12 @@ class Replication(Service):
                 for description in listener_descriptions(listener)
             ),
         ]
+        if descriptions or config.tcp_connect:
+            # Importing both ends of direct TCP takes 0.2 MiB.
+            from synapse_replication.tcp.factory import (
+                DirectTcpReplicationClientFactory,
+                ReplicationStreamProtocolFactory,
+            )
         if descriptions:
             factory = ReplicationStreamProtocolFactory(
                 config.server_name,

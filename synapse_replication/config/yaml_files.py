@@ -11,7 +11,6 @@ describes how files are merged.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -63,6 +62,9 @@ def did_you_mean(
     word: str, known: Iterable[str], least_likeness: float = 0.7
 ) -> str | None:
     """Return the known word that a mistyped word resembles, if there is one."""
+    # Imported here, because it takes 0.1 MiB and only errors need it.
+    import difflib
+
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=least_likeness)
     return close[0] if close else None
 

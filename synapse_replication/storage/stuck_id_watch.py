@@ -24,12 +24,12 @@ from msgspec import Struct
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
-from synapse_replication.storage.id_generators import MultiWriterIdGenerator
 from synapse_replication.storage.open_transactions import find_session
 from synapse_replication.streams.stuck_ids import StuckId
 
 if TYPE_CHECKING:
     from synapse_replication.handlers.interfaces import Clock
+    from synapse_replication.storage.id_generators import MultiWriterIdGenerator
 
 _log = Logger()
 
