@@ -164,7 +164,7 @@ def _run(paths: Sequence[str], purpose: Purpose, log_json: bool) -> NoReturn:
         LogFile(sys.stderr), config.log_level, as_json=log_json
     )
     reactor = get_reactor()
-    # Do not search them until the service is up: see run_service().
+    # Search them no more.
     gc.freeze()
     gc.set_threshold(*thresholds)
 
