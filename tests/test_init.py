@@ -73,6 +73,7 @@ NOT_IN_STANDALONE = (
     "synapse_replication.storage.id_generators",
     "synapse_replication.tcp",
     "synapse_replication.wire.connection",
+    "twisted.internet.endpoints",
     "twisted.web",
 )
 

@@ -33,13 +33,8 @@ from synapse_replication.app.observers import ProcessObservers
 from synapse_replication.app.stop_steps import StopSteps
 from synapse_replication.app.stream_setup import StreamSetup, largest_token_of
 from synapse_replication.clock import ReactorClock
-from synapse_replication.config.endpoints import (
-    client_endpoint,
-    explained_redis_files,
-    listener_descriptions,
-    server_endpoint,
-)
 from synapse_replication.config.process import ProcessConfig
+from synapse_replication.config.redis import explained_redis_files
 from synapse_replication.config.replication_options import ReplicationOptions
 from synapse_replication.errors import (
     ConfigError,
@@ -435,6 +430,7 @@ class Replication(Service):
         # Importing Twisted's web server takes 2 MiB.
         from synapse_replication.app.http_limits import BoundedSite, served_hosts
         from synapse_replication.app.http_site import REPLICATION_PATH, make_root
+        from synapse_replication.config.endpoints import listener_descriptions
         from synapse_replication.http.resource import ReplicationResource
 
         replication = ReplicationResource(
@@ -477,6 +473,31 @@ class Replication(Service):
         channels: tuple[str, ...],
     ) -> None:
         config = self._options
+        if (
+            config.tcp_listen
+            or config.tcp_connect
+            or any(listener.direct_tcp for listener in config.listeners)
+        ):
+            await self._start_direct_tcp(handler, extension)
+        if config.redis is not None:
+            self._start_redis(config.redis, handler, extension, channels)
+
+    async def _start_direct_tcp(
+        self,
+        handler: ReplicationCommandHandler,
+        extension: ReplicationExtension | None,
+    ) -> None:
+        # Importing both ends of direct TCP, and Twisted's endpoints, takes 0.5 MiB.
+        from synapse_replication.config.endpoints import (
+            client_endpoint,
+            listener_descriptions,
+        )
+        from synapse_replication.tcp.factory import (
+            DirectTcpReplicationClientFactory,
+            ReplicationStreamProtocolFactory,
+        )
+
+        config = self._options
         descriptions = [
             *((description, False) for description in config.tcp_listen),
             *(
@@ -486,12 +507,6 @@ class Replication(Service):
                 for description in listener_descriptions(listener)
             ),
         ]
-        if descriptions or config.tcp_connect:
-            # Importing both ends of direct TCP takes 0.2 MiB.
-            from synapse_replication.tcp.factory import (
-                DirectTcpReplicationClientFactory,
-                ReplicationStreamProtocolFactory,
-            )
         if descriptions:
             factory = ReplicationStreamProtocolFactory(
                 config.server_name,
@@ -522,8 +537,6 @@ class Replication(Service):
                 description,
             )
             self._stops.add("closing the direct TCP connection", client.stop)
-        if config.redis is not None:
-            self._start_redis(config.redis, handler, extension, channels)
 
     def _start_redis(
         self,
@@ -551,6 +564,9 @@ class Replication(Service):
     async def _listen(
         self, description: str, factory: IProtocolFactory, tls: bool
     ) -> None:
+        # Imported where something listens: it takes 0.3 MiB.
+        from synapse_replication.config.endpoints import server_endpoint
+
         if tls:
             factory = TLSMemoryBIOFactory(
                 self._options.tls.for_listening(), False, factory

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -27,20 +25,6 @@ from synapse_replication.transport.tls import server_context
 #: Exceptions of Twisted's parsers: a RuntimeError for a description that ends in a
 #: backslash, and OpenSSL's error for a file without PEM data.
 _PARSE_ERRORS: Final = (ValueError, TypeError, OSError, RuntimeError, crypto.Error)
-
-
-@contextmanager
-def explained_redis_files(options: ReplicationOptions) -> Iterator[None]:
-    """Convert the error of an invalid file of the Redis TLS options to a ConfigError.
-
-    :raises ConfigError: if the block raises ``OSError`` or ``ValueError``.
-    """
-    try:
-        yield
-    except (OSError, ValueError) as error:
-        hint = "correct the file that the error names"
-        problem = options.problem("redis", str(error), hint)
-        raise ConfigError([problem]) from error
 
 
 def client_endpoint(

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import attrs
-from twisted.internet.endpoints import quoteStringArgument
 from typing_extensions import override
 
 from synapse_replication.config.deployment import (
@@ -303,6 +302,9 @@ class _Checks:
         if descriptions or self._purpose is Purpose.MAIN:
             return descriptions
         if shared.worker_replication_port is not None:
+            # Imported here, because it takes 0.3 MiB and only direct TCP needs it.
+            from twisted.internet.endpoints import quoteStringArgument
+
             host = quoteStringArgument(  # type: ignore[no-untyped-call]
                 shared.worker_replication_host or "localhost"
             )

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from synapse_replication.config.models import RedisSection, SentinelSection
+from synapse_replication.config.replication_options import ReplicationOptions
 from synapse_replication.config.yaml_files import MergedFiles, read_secret
+from synapse_replication.errors import ConfigError
 from synapse_replication.redis.options import (
     RedisOptions,
     RedisTlsOptions,
@@ -113,3 +117,17 @@ def _parse_address(text: str) -> tuple[str, int] | None:
     if not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
         return None
     return host, int(port)
+
+
+@contextmanager
+def explained_redis_files(options: ReplicationOptions) -> Iterator[None]:
+    """Convert the error of an invalid file of the Redis TLS options to a ConfigError.
+
+    :raises ConfigError: if the block raises ``OSError`` or ``ValueError``.
+    """
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        hint = "correct the file that the error names"
+        problem = options.problem("redis", str(error), hint)
+        raise ConfigError([problem]) from error
