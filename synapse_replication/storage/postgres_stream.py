@@ -262,7 +262,7 @@ class PostgresStream:
         def read(txn: Transaction) -> RowsBetween:
             return read_rows_between(
                 txn,
-                query.range,
+                query.parts,
                 self.description.codec,
                 self._writers[0],
                 low,

@@ -96,13 +96,13 @@ class RowQuery(Struct, frozen=True):
         (exclusive), ``up_to`` (inclusive) and ``limit``. A record is a token and the
         row as JSON text; the text is ``NULL`` if the event that the row describes was
         deleted.
-    :ivar range: the parts of a query for the same rows, but of all writers and without
+    :ivar parts: the parts of a query for the same rows, but of all writers and without
         a limit.
     :ivar distinct: whether the table may have several rows for one row of the stream.
     """
 
     sql: str
-    range: RowQueryParts
+    parts: RowQueryParts
     distinct: bool = False
 
 

@@ -57,9 +57,9 @@ class StandardQueriesTests(SynchronousTestCase):
             tables = {
                 RowIds(
                     IdColumn(
-                        each.range.table, each.range.id_column, each.range.writer_column
+                        each.parts.table, each.parts.id_column, each.parts.writer_column
                     ),
-                    each.range.negative,
+                    each.parts.negative,
                 )
                 for each in found
             }

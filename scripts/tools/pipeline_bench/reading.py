@@ -146,8 +146,8 @@ def adbc_to_parquet(settings: PipelineSettings) -> int:
         table
         for part in _parts(settings)
         for query in part.stream.queries
-        for table in (query.range.table, *(d.table for d in query.range.details))
-        if query.range.table in part.available.tables
+        for table in (query.parts.table, *(d.table for d in query.parts.details))
+        if query.parts.table in part.available.tables
     }
     rows = 0
     with (

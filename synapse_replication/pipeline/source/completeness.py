@@ -55,9 +55,9 @@ def find_available_schema(
 ) -> dict[str, AvailableSchema]:
     """Look up each stream's tables, columns and indexes in the system catalogue."""
     streams = list(streams)
-    ranges = [query.range for stream in streams for query in stream.queries]
-    details = [detail for range_ in ranges for detail in range_.details]
-    tables = {r.table for r in ranges} | {detail.table for detail in details}
+    queried = [query.parts for stream in streams for query in stream.queries]
+    details = [detail for parts in queried for detail in parts.details]
+    tables = {parts.table for parts in queried} | {join.table for join in details}
     names = {queries.identifier(table): table for table in tables}
     txn.execute(queries.SQL["tables"], (list(names),))
     found = {names[n]: (columns, indexes) for n, columns, indexes in txn.fetchall()}
@@ -71,21 +71,21 @@ def find_available_schema(
     for stream in streams:
         # Streams may share a table, and have different columns of ids in it.
         written, by_id, by_writer, nullable = set(), set(), set(), set()
-        for range_ in (query.range for query in stream.queries):
-            columns, indexes = found.get(range_.table, ({}, ()))
-            if range_.written_ms_column in columns:
-                written.add(range_.table)
-            if any(index["columns"][:1] == [range_.id_column] for index in indexes):
-                by_id.add(range_.table)
-            elif range_.writer_column is not None and any(
-                index["columns"][:2] == [range_.writer_column, range_.id_column]
+        for parts in (query.parts for query in stream.queries):
+            columns, indexes = found.get(parts.table, ({}, ()))
+            if parts.written_ms_column in columns:
+                written.add(parts.table)
+            if any(index["columns"][:1] == [parts.id_column] for index in indexes):
+                by_id.add(parts.table)
+            elif parts.writer_column is not None and any(
+                index["columns"][:2] == [parts.writer_column, parts.id_column]
                 for index in indexes
             ):
-                by_writer.add(range_.table)
-                if columns[range_.writer_column]:
-                    nullable.add(range_.table)
+                by_writer.add(parts.table)
+                if columns[parts.writer_column]:
+                    nullable.add(parts.table)
         found_schemas[stream.name] = AvailableSchema(
-            frozenset(query.range.table for query in stream.queries) & found.keys(),
+            frozenset(query.parts.table for query in stream.queries) & found.keys(),
             frozenset(written),
             frozenset(by_id),
             frozenset(by_writer),
@@ -163,10 +163,10 @@ class CompletenessReader:
         everything = selection.between(StreamOffset(), StreamOffset(2**62))
         greatest = 0
         for query in stream.queries:
-            if query.range.table in available.by_id:
+            if query.parts.table in available.by_id:
                 sql = ids_sql(everything, query, 1, last=True)
-            elif query.range.table in available.tables:
-                sql = _greatest_sql(query.range.table, query.range.id_column)
+            elif query.parts.table in available.tables:
+                sql = _greatest_sql(query.parts.table, query.parts.id_column)
             else:
                 continue
             txn.execute(sql)
@@ -221,9 +221,9 @@ def find_writers(txn: cursor, selection: Selection) -> set[str]:
     """Return the writers in the tables of ``available.by_writer``."""
     writers: set[str] = set()
     for query in selection.stream.queries:
-        range_ = query.range
-        if range_.table in selection.available.by_writer and range_.writer_column:
-            column = IdColumn(range_.table, range_.id_column, range_.writer_column)
+        parts = query.parts
+        if parts.table in selection.available.by_writer and parts.writer_column:
+            column = IdColumn(parts.table, parts.id_column, parts.writer_column)
             txn.execute(queries.for_table("writers_of_table", column))
             writers.update(writer for (writer,) in txn.fetchall())
     return writers

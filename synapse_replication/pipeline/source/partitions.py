@@ -32,7 +32,7 @@ def narrow(txn: cursor, part: Part) -> Part | None:
     lows: list[int] = []
     highs: list[int] = []
     for query in part.stream.queries:
-        table = query.range.table
+        table = query.parts.table
         if table in part.available.by_id:
             for ends, last in ((lows, False), (highs, True)):
                 txn.execute(ids_sql(part, query, 1, last=last))
@@ -158,7 +158,7 @@ def _first_tokens(part: Part, limit: int) -> str:
     return " UNION ALL ".join(
         ids_sql(part, query, limit + 1)
         for query in part.stream.queries
-        if query.range.table in part.available.tables
+        if query.parts.table in part.available.tables
     )
 
 

@@ -140,7 +140,7 @@ class Planner:
                 sole = self._sole_writer(txn, stream)
                 selections.append(Selection(stream, available[stream.name], sole))
             elif requested is not None:
-                tables = ", ".join(query.range.table for query in stream.queries)
+                tables = ", ".join(query.parts.table for query in stream.queries)
                 raise PipelineError(
                     f"stream {stream.name}: the database has no table {tables}; omit "
                     "the stream from the option streams, or read another database"

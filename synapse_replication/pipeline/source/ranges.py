@@ -118,7 +118,7 @@ class Part(Selection):
     def joins_details(self) -> bool:
         """Whether joining details is faster than looking them up row by row."""
         return self.size >= IDS_TO_JOIN and any(
-            query.range.details for query in self.stream.queries
+            query.parts.details for query in self.stream.queries
         )
 
     @property
@@ -151,7 +151,7 @@ def range_sql(part: Part) -> str:
     plain: list[str] = []
     distinct: list[str] = []
     for query_index, query in enumerate(stream.queries):
-        if query.range.table not in part.available.tables:
+        if query.parts.table not in part.available.tables:
             continue
         of_query = stream.table.columns if query.distinct else columns
         select = _select(part, query, of_query, query_index)
@@ -159,8 +159,8 @@ def range_sql(part: Part) -> str:
             select += f" {_details(part, query)}"
         # If each query is sorted by the index, the final sort is incremental.
         order = ""
-        if not query.range.negative and not part.joins_details:
-            order = f" ORDER BY {_column(query, query.range.id_column)}"
+        if not query.parts.negative and not part.joins_details:
+            order = f" ORDER BY {_column(query, query.parts.id_column)}"
         (distinct if query.distinct else plain).extend(
             f"{select} WHERE {condition}{order}"
             for condition in _conditions(part, query)
@@ -192,14 +192,14 @@ def range_sql(part: Part) -> str:
 def _select(
     part: Part, query: RowQuery, columns: Sequence[Column], query_index: int
 ) -> str:
-    range_ = query.range
+    parts = query.parts
     written = "NULL::bigint"
-    if range_.written_ms_column is not None and range_.table in part.available.written:
-        written = f"{_column(query, range_.written_ms_column)} * 1000"
-    names = dict(part.stream.table.kinds)[range_.kind]
-    found = dict(zip(names, range_.columns, strict=True))
-    if range_.kind is not None:
-        found[KIND] = literal(range_.kind)
+    if parts.written_ms_column is not None and parts.table in part.available.written:
+        written = f"{_column(query, parts.written_ms_column)} * 1000"
+    names = dict(part.stream.table.kinds)[parts.kind]
+    found = dict(zip(names, parts.columns, strict=True))
+    if parts.kind is not None:
+        found[KIND] = literal(parts.kind)
     values = "".join(
         f", {_typed(found.get(column.name, 'NULL'), column)}" for column in columns
     )
@@ -208,12 +208,12 @@ def _select(
         f"coalesce({_writer(query)}, {literal(part.sole_writer)}) AS instance_name, "
         f"{written} AS written_us, "
         f"{query_index} AS query_index{values} "
-        f"FROM {identifier(range_.table)} AS {range_.alias} {range_.joined}"
+        f"FROM {identifier(parts.table)} AS {parts.alias} {parts.joined}"
     )
 
 
 def _details(part: Part, query: RowQuery) -> str:
-    details = query.range.details
+    details = query.parts.details
     joins = part.joins_details and all(
         detail.table in part.available.joinable for detail in details
     )
@@ -236,16 +236,16 @@ def _sort_key(column: Column) -> str:
 
 
 def _column(query: RowQuery, column: str) -> str:
-    return f"{query.range.alias}.{identifier(column)}"
+    return f"{query.parts.alias}.{identifier(column)}"
 
 
 def _token(query: RowQuery) -> str:
-    sign = "-" if query.range.negative else ""
-    return sign + _column(query, query.range.id_column)
+    sign = "-" if query.parts.negative else ""
+    return sign + _column(query, query.parts.id_column)
 
 
 def _writer(query: RowQuery) -> str:
-    column = query.range.writer_column
+    column = query.parts.writer_column
     return "NULL::text" if column is None else _column(query, column)
 
 
@@ -255,14 +255,14 @@ def _conditions(part: Part, query: RowQuery) -> list[str]:
     Each row matches one of them. A table of ``available.nullable`` has two: the server
     could not use the index for their disjunction.
     """
-    range_ = query.range
-    if range_.writer_column is None and part.start.minimum >= part.end.minimum:
+    parts = query.parts
+    if parts.writer_column is None and part.start.minimum >= part.end.minimum:
         return ["FALSE"]
-    id_ = _column(query, range_.id_column)
+    id_ = _column(query, parts.id_column)
     token, writer = _token(query), _writer(query)
     conditions = (
         [f"{id_} < {-part.low}", f"{id_} >= {-part.high}"]
-        if range_.negative
+        if parts.negative
         else [f"{id_} > {part.low}", f"{id_} <= {part.high}"]
     )
     if part.low < part.start.furthest:
@@ -273,11 +273,11 @@ def _conditions(part: Part, query: RowQuery) -> list[str]:
         name = f"coalesce({writer}, {literal(part.sole_writer)})"
         conditions.append(_is_one_of(name, part.writers))
     common = " AND ".join(conditions)
-    if range_.table not in part.available.by_writer:
+    if parts.table not in part.available.by_writer:
         return [common]
     # All writers in the table are known: they were looked up.
     found = [f"{common} AND {_is_one_of(writer, part.end.writers)}"]
-    if range_.table in part.available.nullable:
+    if parts.table in part.available.nullable:
         found.append(f"{common} AND {writer} IS NULL")
     return found
 
@@ -307,12 +307,12 @@ def ids_sql(part: Part, query: RowQuery, limit: int, *, last: bool = False) -> s
 
     :param last: whether to return the greatest token first.
     """
-    range_ = query.range
-    order = "DESC" if last is not range_.negative else "ASC"
-    end = f"ORDER BY {_column(query, range_.id_column)} {order} LIMIT {limit}"
+    parts = query.parts
+    order = "DESC" if last is not parts.negative else "ASC"
+    end = f"ORDER BY {_column(query, parts.id_column)} {order} LIMIT {limit}"
     return " UNION ALL ".join(
         f"(SELECT {_token(query)}::bigint AS stream_id "
-        f"FROM {identifier(range_.table)} AS {range_.alias} "
+        f"FROM {identifier(parts.table)} AS {parts.alias} "
         f"WHERE {condition} {end})"
         for condition in _conditions(part, query)
     )

@@ -176,10 +176,10 @@ def _explain(conninfo: Mapping[str, Any], part: Part) -> SkippedId | None:
         if not isinstance(error.__cause__, psycopg2.DataError):
             raise
         tables = " or ".join(
-            f"{query.range.table}.{query.range.id_column} = "
-            f"{-part.high if query.range.negative else part.high}"
+            f"{query.parts.table}.{query.parts.id_column} = "
+            f"{-part.high if query.parts.negative else part.high}"
             for query in part.stream.queries
-            if query.range.table in part.available.tables
+            if query.parts.table in part.available.tables
         )
         reason = excerpt(error.__cause__.diag.message_primary or "")
         return SkippedId(part.stream.name, tables, reason)

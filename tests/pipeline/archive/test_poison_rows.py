@@ -86,7 +86,7 @@ class _Case:
     """A row with one unusual value, in its own table or in one that it refers to."""
 
     stream: str
-    of: RowQueryParts
+    parts: RowQueryParts
     table: str
     column: str
     type_: str
@@ -95,15 +95,15 @@ class _Case:
     @property
     def is_refused(self) -> bool:
         """Whether PostgreSQL cannot convert the value to what the archive stores."""
-        times = [name for name in self.of.columns if name.endswith("_ts")]
-        converted = {*times, self.of.written_ms_column, "data"}
+        times = [name for name in self.parts.columns if name.endswith("_ts")]
+        converted = {*times, self.parts.written_ms_column, "data"}
         return self.column in converted and not _POISON[self.type_][self.value]
 
     @property
     def archived(self) -> tuple[str, Any] | None:
         """The archive's column and value; ``None`` if it stores none, or a time."""
-        names = dict(standard_tables()[self.stream].kinds)[self.of.kind]
-        aliases = {detail.table: detail.alias for detail in self.of.details}
+        names = dict(standard_tables()[self.stream].kinds)[self.parts.kind]
+        aliases = {detail.table: detail.alias for detail in self.parts.details}
         forms = (
             self.column,
             f"{aliases.get(self.table, 'e')}.{self.column}",
@@ -111,7 +111,7 @@ class _Case:
             f"to_jsonb({self.column})",
         )
         is_list = self.type_ in ("_text", "jsonb")
-        for name, expression in zip(names, self.of.columns, strict=True):
+        for name, expression in zip(names, self.parts.columns, strict=True):
             if expression in forms or (is_list and forms[-1] in expression):
                 lists = _POISON[self.type_]
                 return name, lists[self.value] if is_list else self.value
@@ -136,13 +136,13 @@ class PoisonRowTests(SynchronousTestCase):
             "CREATE TABLE stream_positions "
             "(stream_name text, instance_name text, stream_id bigint)"
         )
-        for of in (
-            each.range for queries in STANDARD_QUERIES.values() for each in queries
+        for parts in (
+            each.parts for queries in STANDARD_QUERIES.values() for each in queries
         ):
-            if of.written_ms_column is not None:
+            if parts.written_ms_column is not None:
                 self.cursor.execute(
-                    f"ALTER TABLE {of.table} "
-                    f"ADD COLUMN IF NOT EXISTS {of.written_ms_column} bigint"
+                    f"ALTER TABLE {parts.table} "
+                    f"ADD COLUMN IF NOT EXISTS {parts.written_ms_column} bigint"
                 )
         self.cursor.execute(
             "SELECT table_name, column_name, udt_name FROM information_schema.columns "
@@ -152,36 +152,36 @@ class PoisonRowTests(SynchronousTestCase):
         for table, column, type_ in self.cursor.fetchall():
             self.types.setdefault(table, {})[column] = type_
 
-    def tables_of(self, of: RowQueryParts) -> list[str]:
+    def tables_of(self, parts: RowQueryParts) -> list[str]:
         """Return the tables with the columns of a query's rows, its own one first."""
-        events = ["events"] if of.joined else []
-        return [of.table, *events, *(detail.table for detail in of.details)]
+        events = ["events"] if parts.joined else []
+        return [parts.table, *events, *(detail.table for detail in parts.details)]
 
     def cases(self) -> Iterator[_Case]:
         for stream, queries in STANDARD_QUERIES.items():
-            for of in (query.range for query in queries):
-                keys = {of.id_column, "stream_ordering", "instance_name"}
-                if of.details:
+            for parts in (query.parts for query in queries):
+                keys = {parts.id_column, "stream_ordering", "instance_name"}
+                if parts.details:
                     keys.add("event_id")
-                for table in self.tables_of(of):
+                for table in self.tables_of(parts):
                     for column, type_ in self.types[table].items():
                         if column not in keys:
                             for value in _POISON[type_]:
-                                yield _Case(stream, of, table, column, type_, value)
+                                yield _Case(stream, parts, table, column, type_, value)
 
-    def add(self, of: RowQueryParts, id_: int, case: _Case | None = None) -> None:
+    def add(self, parts: RowQueryParts, id_: int, case: _Case | None = None) -> None:
         """Write a row, and the rows of other tables about the same event."""
-        id_ = -id_ if of.negative else id_
-        for table in self.tables_of(of):
+        id_ = -id_ if parts.negative else id_
+        for table in self.tables_of(parts):
             row: dict[str, Any] = {
                 column: _USUAL.get(type_)
                 for column, type_ in self.types[table].items()
                 if column not in ("stream_ordering", "instance_name")
             }
-            if of.details:
-                row["event_id"] = f"${of.table}{id_}"
-            if table == of.table:
-                row |= {of.id_column: id_, "instance_name": "w1"}
+            if parts.details:
+                row["event_id"] = f"${parts.table}{id_}"
+            if table == parts.table:
+                row |= {parts.id_column: id_, "instance_name": "w1"}
             if case is not None and table == case.table:
                 row[case.column] = case.value
             self.cursor.execute(
@@ -212,8 +212,8 @@ class PoisonRowTests(SynchronousTestCase):
             last[case.stream] += 2
             id_ = last[case.stream]
             cases[case.stream, id_] = case
-            self.add(case.of, id_, case)
-            self.add(case.of, id_ + 1)
+            self.add(case.parts, id_, case)
+            self.add(case.parts, id_ + 1)
             keys += [(case.stream, "w1", id_), (case.stream, "w1", id_ + 1)]
         for stream, id_ in last.items():
             standard = STANDARD_STREAMS[stream]
@@ -232,8 +232,9 @@ class PoisonRowTests(SynchronousTestCase):
             sorted(key for key in keys if (key[0], key[2]) not in refused),
         )
         for stream, id_ in refused:
-            of = cases[stream, id_].of
-            named = f"{of.table}.{of.id_column} = {-id_ if of.negative else id_}"
+            parts = cases[stream, id_].parts
+            stored = -id_ if parts.negative else id_
+            named = f"{parts.table}.{parts.id_column} = {stored}"
             self.assertIn(named, self.output.getvalue())
         self._check_values(cases)
         again = self.archive()

@@ -118,7 +118,7 @@ class SourceOptionsTests(SynchronousTestCase):
         )
         (query,) = orders.queries
         self.assertEqual(
-            (query.range.table, query.range.id_column, query.range.writer_column),
+            (query.parts.table, query.parts.id_column, query.parts.writer_column),
             ("shop.orders", "id", "writer"),
         )
 

@@ -30,7 +30,7 @@ from synapse_replication.streams.table import TableStream
 from synapse_replication.testing.servers import shared_postgres
 
 RECEIPTS = catalog_of()["receipts"]
-TABLES = frozenset(query.range.table for query in RECEIPTS.queries)
+TABLES = frozenset(query.parts.table for query in RECEIPTS.queries)
 WITH_INDEX = AvailableSchema(TABLES, frozenset(), TABLES, frozenset())
 BY_WRITER = AvailableSchema(TABLES, frozenset(), frozenset(), TABLES)
 WITHOUT = AvailableSchema(TABLES, frozenset(), frozenset(), frozenset())

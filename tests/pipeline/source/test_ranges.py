@@ -87,7 +87,7 @@ class SqlTests(SynchronousTestCase):
     def test_without_writers(self) -> None:
         """A table without writers is not read if the minimum has not advanced."""
         stream = catalog_of()["account_data"]
-        tables = frozenset(query.range.table for query in stream.queries)
+        tables = frozenset(query.parts.table for query in stream.queries)
         available = AvailableSchema(tables, frozenset(), frozenset(), frozenset())
         selection = Selection(stream, available, "")
         idle = selection.between(StreamOffset(3), StreamOffset(3, {"a": 9}))
@@ -175,7 +175,7 @@ class IndexTests(SynchronousTestCase):
                 part = selection.between(StreamOffset(), end)
                 queries = [range_sql(part)]
                 for query in stream.queries:
-                    if query.range.table in available[name].tables:
+                    if query.parts.table in available[name].tables:
                         for last in (False, True):
                             queries.append(ids_sql(part, query, 1, last=last))
                 for sql in queries:
