@@ -18,7 +18,7 @@ from synapse_replication.demo.script import STREAMS
 from synapse_replication.errors import ReplicationError
 
 #: The interval at which the journals and the writers' logs are read, in s.
-POLL = 0.2
+PROGRESS_INTERVAL = 0.2
 #: The time within which the readers must catch up after all rows are written, in s.
 CATCH_UP_TIMEOUT = 45.0
 #: The time without a new row after which unfinished writers count as failed, in s.
@@ -112,7 +112,7 @@ class _Course:
                 )
             if faults and self._written() >= faults[0].after * self._total:
                 faults.pop(0).cause()
-            time.sleep(POLL)
+            time.sleep(PROGRESS_INTERVAL)
         for fault in faults:
             fault.cause()
 
@@ -128,7 +128,7 @@ class _Course:
             self._update()
             if self._have_caught_up():
                 return True
-            time.sleep(POLL)
+            time.sleep(PROGRESS_INTERVAL)
         return False
 
     def _have_caught_up(self) -> bool:

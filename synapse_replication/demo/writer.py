@@ -24,7 +24,7 @@ from synapse_replication.streams.rows import encode_json
 #: The number of concurrent writes of one process; they may finish in any order.
 CONCURRENCY = 8
 #: The interval at which the begin file is checked, in s.
-POLL = 0.05
+BEGIN_INTERVAL = 0.05
 
 #: The longest sleep before a write that is due later, in s.
 MAX_SLEEP = 0.5
@@ -64,7 +64,7 @@ class ScriptWriter(Service):
         while not self._begin_file.exists():
             if not self.running:
                 return
-            await clock.sleep(POLL)
+            await clock.sleep(BEGIN_INTERVAL)
         # Append, because a restarted process continues its log.
         with self._log_file.open("a", buffering=1) as log:
             try:

@@ -16,7 +16,7 @@ from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.redis.external_cache import ExternalCache
 from synapse_replication.redis.factory import HANDSHAKE_TIMEOUT
 from synapse_replication.redis.options import RedisOptions
-from synapse_replication.redis.sender import NAME, RedisSender
+from synapse_replication.redis.sender import SENDER_NAME, RedisSender
 from synapse_replication.redis.sender_protocol import SenderFactory
 from synapse_replication.redis.sentinel import RedisMaster
 from synapse_replication.redis.subscriber import SubscriberFactory
@@ -117,7 +117,7 @@ class RedisReplicationLink:
         lines, size = self.sender.waiting
         for connection in self._outbound.connections:
             send, *kernel = read_buffers(connection.transport)
-            found.append(ConnectionBuffers(NAME, lines, size + send, *kernel))
+            found.append(ConnectionBuffers(SENDER_NAME, lines, size + send, *kernel))
         for connection in self._inbound.connections:
             found.append(
                 ConnectionBuffers("redis", 0, *read_buffers(connection.transport))

@@ -44,7 +44,7 @@ from synapse_replication.redis.publish_ledger import (
 from synapse_replication.redis.resp import encode_publishes
 
 #: The name under which the connection is reported to the observer.
-NAME = "redis_out"
+SENDER_NAME = "redis_out"
 #: Messages published within this time after a write, in s, are coalesced.
 COALESCE_WINDOW = 0.0005
 
@@ -235,7 +235,7 @@ class RedisSender:
         if not self._flow.was_behind:
             self._flow.update(self.unacknowledged, self._clock.seconds())
         for command_name, count in counts.items():
-            self._observer.commands_sent(NAME, command_name, count)
+            self._observer.commands_sent(SENDER_NAME, command_name, count)
 
     def _retain_for_reconnect(self, publish: Publish) -> None:
         """Pass lines to the ledger, and report those that exceed its bound."""

@@ -23,7 +23,7 @@ from synapse_replication.errors import excerpt
 from synapse_replication.redis.factory import RedisProtocol, SynapseRedisFactory
 from synapse_replication.redis.fencing import ConnectionFence, FencingState
 from synapse_replication.redis.resp import encode
-from synapse_replication.redis.sender import NAME, RedisSender
+from synapse_replication.redis.sender import SENDER_NAME, RedisSender
 from synapse_replication.transport.timeouts import Timeout, stop
 from synapse_replication.wire.close_reason import CloseReason
 
@@ -215,6 +215,6 @@ class SenderFactory(SynapseRedisFactory):
     protocol = RedisSenderProtocol
 
     def __init__(self, *args: Any, sender: RedisSender, **kwargs: Any) -> None:
-        super().__init__(*args, name=NAME, **kwargs)
+        super().__init__(*args, name=SENDER_NAME, **kwargs)
         self.sender = sender
         self.fencing = FencingState(self.observer)

@@ -47,7 +47,7 @@ ANSWER_TIMEOUT = 3.0
 #: The longest accepted answer (a host and a port), in bytes.
 MAX_ADDRESS_LENGTH = 4096
 #: The name under which connections to Sentinels are reported to the observer.
-NAME = "redis_sentinel"
+SENTINEL_NAME = "redis_sentinel"
 
 
 class SentinelError(ReplicationError):
@@ -171,7 +171,9 @@ class RedisMaster:
         def failed(failure: Failure) -> None:
             if not isinstance(failure.value, CancelledError):
                 why = error_text(failure.value)
-                self._observer.observe(ConnectFailed(NAME, why, MASTER_QUERY_INTERVAL))
+                self._observer.observe(
+                    ConnectFailed(SENTINEL_NAME, why, MASTER_QUERY_INTERVAL)
+                )
 
         # If a query is pending, a second query would have the same result.
         if self._search is None:

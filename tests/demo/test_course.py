@@ -121,7 +121,7 @@ class RunDemoTests(SynchronousTestCase):
     def test_hanging_writer_ends_the_demo(self) -> None:
         """If a writer stops writing before it has finished, the demo ends."""
         self.patch(course, "WRITE_TIMEOUT", 0.0)
-        self.patch(course, "POLL", 0.0)
+        self.patch(course, "PROGRESS_INTERVAL", 0.0)
         self.finishes = False
         with self.assertRaises(DemoError) as caught:
             self.run_with([TYPING], [TYPING])

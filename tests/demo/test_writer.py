@@ -11,7 +11,7 @@ from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.demo.script import Write
-from synapse_replication.demo.writer import MAX_SLEEP, POLL, ScriptWriter
+from synapse_replication.demo.writer import BEGIN_INTERVAL, MAX_SLEEP, ScriptWriter
 from tests.demo.doubles import MemoryHost
 
 WRITES = [
@@ -46,10 +46,10 @@ class ScriptWriterTests(SynchronousTestCase):
     def test_waits_for_begin_file(self) -> None:
         """Nothing is written before the begin file exists."""
         host = self.start(self.write)
-        host.reactor.pump([POLL] * 100)
+        host.reactor.pump([BEGIN_INTERVAL] * 100)
         self.assertEqual(self.written, [])
         self.begin_file.touch()
-        host.reactor.advance(POLL)
+        host.reactor.advance(BEGIN_INTERVAL)
         self.assertEqual(self.written, [[["a"]]])
 
     def test_paced_by_rate(self) -> None:
