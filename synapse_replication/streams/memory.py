@@ -25,7 +25,7 @@ See docs/failure-modes.rst: failure-typing-reset, failure-pruned-before-reset.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
 import attrs
@@ -109,7 +109,7 @@ def _at_least_one(
         )
 
 
-@attrs.define(eq=False, repr=False, slots=False)
+@attrs.define(eq=False, repr=False, slots=False, on_setattr=attrs.setters.NO_OP)
 class MemoryStream:
     """A :class:`~synapse_replication.streams.stream.Stream` in memory.
 
@@ -145,9 +145,10 @@ class MemoryStream:
     _page_rows: int = attrs.field(default=1000, validator=_at_least_one)
     _on_write: Callable[[], object] | None = None
     _plausible_distance: int = PLAUSIBLE_DISTANCE
-    _acknowledged_by: Collection[str] = ()
+    _acknowledged_by: Iterable[str] = ()
 
     def __attrs_post_init__(self) -> None:
+        self._expected = frozenset(self._acknowledged_by)
         self._acknowledged: dict[str | None, int] = {}
         self._positions: dict[str, int] = {self._instance_name: 0}
         self._log: deque[_Entry] = deque()
@@ -224,7 +225,7 @@ class MemoryStream:
             ignored.
         :param token: the token up to which it has handled the rows.
         """
-        expected = set(self._acknowledged_by)
+        expected = self._expected
         if expected and reader is not None and reader not in expected:
             return
         is_full = len(self._acknowledged) >= MAX_READERS
