@@ -221,7 +221,8 @@ class ReplicationCommandHandler:
         self._send_syncing_users(connection)
 
     def _ask(self, link: Link) -> None:
-        if link.connection in self.sender.links:
+        # The end that serves a direct link may not send REPLICATE.
+        if link.connection in self.sender.links and not link.connection.relays:
             self.sender.send_to(link.connection, commands.ReplicateCommand())
 
     def _send_syncing_users(self, connection: ReplicationConnection) -> None:

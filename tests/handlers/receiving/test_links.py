@@ -12,6 +12,7 @@ from synapse_replication.streams.reader import (
     Rewind,
     Verdict,
 )
+from synapse_replication.testing.doubles import MemoryConnection
 from tests.handlers.fixtures import Receiving, receiving
 
 
@@ -109,16 +110,22 @@ class TwoLinksTests(SynchronousTestCase):
         self.assertNotIsInstance(reader.next(0.0), Rewind)
 
     def test_slow_link_of_a_writer_that_restarted(self) -> None:
-        """A link that is reset by another one is asked for the writer's position."""
-        fixture = receiving(resettable=True, held_in_memory=True)
-        fixture.receive("POSITION events w 3 3")
-        fixture.reconnect()
-        other = fixture.connect()
-        fixture.receive("POSITION events w 4 4")
-        del fixture.connection.sent[:]
-        fixture.receive("POSITION events w 0 0", connection=other)
-        self.assertEqual(fixture.connection.sent, ["REPLICATE"])
-        self.assertEqual(fixture.host.observer.failures, [])
+        """A link that is reset by another one is asked for the writer's position.
+
+        The end that serves a direct link may not ask.
+        """
+        for relays in (False, True):
+            fixture = receiving(resettable=True, held_in_memory=True)
+            fixture.receive("POSITION events w 3 3")
+            fixture.handler.lost_connection(fixture.connection)
+            asked = MemoryConnection("asked", relays=relays)
+            fixture.handler.new_connection(asked)
+            other = fixture.connect()
+            fixture.receive("POSITION events w 4 4", connection=asked)
+            del asked.sent[:]
+            fixture.receive("POSITION events w 0 0", connection=other)
+            self.assertEqual(asked.sent, [] if relays else ["REPLICATE"])
+            self.assertEqual(fixture.host.observer.failures, [])
 
     def test_replaced_rows_of_a_slow_link(self) -> None:
         """A writer's memory may lack rows that a slow link still carries."""
