@@ -665,6 +665,9 @@ class Reader(Struct, eq=False):
         self._claim(new)
         if prev > self.position or not self.is_plausible(new):
             return Finding.GAP
+        if self.floor < prev < self.position:
+            # It is the last row, and only a false position is above it.
+            return Finding.GAP
         catch_up.empty_upto = new
         return Finding.EXPECTED
 
@@ -693,6 +696,8 @@ class Reader(Struct, eq=False):
             return self._advance_to(prev, token)
         if token < self.position:
             return self._below(link, token, contradicts)
+        if self.floor < prev < token and self._is_check_due(now):
+            self._begin().empty_upto = self.floor
         return Finding.NOTHING
 
     @_on(ReaderEvent.STORED)
@@ -1135,7 +1140,8 @@ class Reader(Struct, eq=False):
             state.is_from_start = other == link and state.phase is not Phase.WAITING
             if other != link and state.phase is not Phase.WAITING:
                 state.phase = Phase.WAITING
-                self._reports.append(Ask(other))
+                if state.epoch is None:
+                    self._reports.append(Ask(other))
         return Finding.RESET
 
     def _accepts_epoch(self, result: StreamUpdateResult) -> bool:

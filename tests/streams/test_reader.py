@@ -274,6 +274,32 @@ class ReportTests(SynchronousTestCase):
         driven.take()
         self.assertEqual(driven.requested(), (0, 8))
 
+    def test_row_that_a_false_position_hides(self) -> None:
+        """The last row is fetched if it did not arrive, and a position is above it."""
+        for token in (8, 9):
+            for is_first in (False, True):
+                for method in ("announced", "reported"):
+                    driven = Driven()
+                    driven.open(0)
+                    driven.reader.announced("a", 0, 8, 0.0)
+                    driven.take()
+                    if is_first:
+                        driven.reader.link_lost("a")
+                        driven.reader.link_up("a")
+                    getattr(driven.reader, method)("a", 3, token, 0.0)
+                    driven.take()
+                    self.assertEqual(driven.requested(), (0, token))
+
+    def test_positions_that_follow_each_other(self) -> None:
+        """POSITIONs that state only what follows the last one cause no fetch."""
+        driven = Driven()
+        driven.open(0)
+        for prev, token in ((0, 3), (3, 5), (5, 8)):
+            found = driven.reader.announced("a", prev, token, 0.0)
+            self.assertIs(found, Finding.EXPECTED)
+            driven.take()
+            self.assertIsNone(driven.requested())
+
     def test_opens_a_link(self) -> None:
         """A report opens a link, unless it is below the position."""
         driven = Driven(position=5)
@@ -907,6 +933,16 @@ class EpochTests(SynchronousTestCase):
         driven.reader.announced("a", 4, 4, 0.0)
         driven.take()
         self.assertTrue(driven.page(1, 2, 3, 4))
+
+    def test_links_with_an_epoch_are_not_asked(self) -> None:
+        """The next heartbeat states the position of a link that states epochs."""
+        driven = Driven(MEMORY, links="ab")
+        for link in "ab":
+            driven.open(0, link)
+            driven.reader.epoch_reported(link, 0, "e", has_restarted=False)
+        driven.row(1, "a")
+        driven.reader.epoch_reported("a", 0, "f", has_restarted=True)
+        self.assertNotIn(Ask("b"), driven.take())
 
     def test_restart_seen_on_the_link_that_carried_the_rows(self) -> None:
         """Rows from before a restart are not taken for those of the new process."""

@@ -532,7 +532,8 @@ class World:
             yield ("report", number)
         yield ("position", number)
         if not self.in_memory and link.token not in self._rows(0, link.token):
-            yield ("range", number)
+            yield ("range", number, "announced")
+            yield ("range", number, "reported")
         if self.states_epochs:
             yield ("epoch", number)
             # It is the first message of a process on a link that is up.
@@ -786,11 +787,11 @@ class World:
         if not self.reader.follows(number, token):
             self._announce(number, "reported", number, token, token, 0.0)
 
-    def _on_range(self, number: int) -> None:
+    def _on_range(self, number: int, method: str) -> None:
         token = self.links[number].token
         if not self.reader.follows(number, token):
             prev = max(self._rows(0, token), default=0)
-            self._announce(number, "reported", number, prev, token, 0.0)
+            self._announce(number, method, number, prev, token, 0.0)
 
     def _on_epoch(self, number: int) -> None:
         self._announce_epoch(number, has_restarted=False)

@@ -6,9 +6,10 @@ because there was no reader. POSITION announces that token, not the newest commi
 token: a reader that did not receive a row at or below the announced token must fetch
 that row.
 
-The previous token of a POSITION is the last token of a row of this process, or the
-first token that it sent or skipped: after it, this process has no rows. A reader that
-has not delivered the rows up to it fetches them.
+The previous token of a POSITION is that of the last row of this process: after it, it
+has no rows. Until it has sent a row, it is the token that was announced last, before a
+range without rows, or else the same as the new token, which makes no statement about
+earlier rows. A reader that has not delivered the rows up to it fetches them.
 
 See docs/failure-modes.rst: failure-unprompted-announcement.
 """
@@ -118,7 +119,12 @@ class CommandSender:
         #: The streams that the peer follows, for links whose peer does not follow all.
         self._followed: dict[ReplicationConnection, frozenset[str]] = {}
         self._last_sent_tokens: dict[str, int] = {}
-        self._prev_tokens: dict[str, int] = {}
+        #: The token of the last row of this process, after which it has none up to the
+        #: last sent token.
+        self._row_tokens: dict[str, int] = {}
+        #: The last token of a stream that was announced, if it was followed by a range
+        #: without rows of this process that was not announced.
+        self._skipped_after: dict[str, int] = {}
         self._listener = SendingListener()
         self._when_ready: list[Callable[[], object]] = []
         self._unsent = UnsentCommands(self._observer)
@@ -291,6 +297,7 @@ class CommandSender:
         This process wrote no row in ``(prev_token, new_token]``.
         """
         self._skip(stream_name, prev_token, new_token)
+        self._skipped_after.setdefault(stream_name, prev_token)
         self._listener.range_skipped(stream_name, prev_token, new_token)
 
     def prev_token(self, stream_name: str, token: int) -> int:
@@ -298,12 +305,12 @@ class CommandSender:
 
         :param token: a token that was announced last, or is the last sent one.
         """
-        return min(token, self._prev_tokens.get(stream_name, token))
+        skipped_after = self._skipped_after.get(stream_name, token)
+        return min(token, self._row_tokens.get(stream_name, skipped_after))
 
     def _skip(self, stream_name: str, prev_token: int, new_token: int) -> None:
         if prev_token != self._last_sent_tokens.get(stream_name):
-            self._prev_tokens.pop(stream_name, None)
-        self._prev_tokens.setdefault(stream_name, prev_token)
+            self._set_sent(stream_name, prev_token)
         self._last_sent_tokens[stream_name] = new_token
 
     def announce_positions(
@@ -328,23 +335,27 @@ class CommandSender:
             # An announcement to a single client over direct TCP does not reach the
             # other peers, so it is not recorded.
             if not getattr(connection, "relays", False):
-                self._listener.position_sent(name, prev_token, token)
+                self._listener.position_sent(name, token, token)
 
     def _position(self, stream_name: str, token: int) -> PositionCommand:
         """Return a POSITION that makes no statement about the rows before it."""
         return PositionCommand(stream_name, self._instance_name, token, token)
 
     def _set_sent(self, stream_name: str, token: int) -> None:
-        self._last_sent_tokens[stream_name] = token
-        self._prev_tokens.pop(stream_name, None)
+        if token != self._last_sent_tokens.get(stream_name):
+            self._last_sent_tokens[stream_name] = token
+            self._row_tokens.pop(stream_name, None)
+            self._skipped_after.pop(stream_name, None)
 
     def send_position(self, stream_name: str, prev_token: int, new_token: int) -> None:
         """Announce that this process has no rows in ``(prev_token, new_token]``."""
         self._skip(stream_name, prev_token, new_token)
-        prev_token = self.prev_token(stream_name, new_token)
+        self._skipped_after.setdefault(stream_name, prev_token)
+        no_rows_after = self.prev_token(stream_name, new_token)
+        del self._skipped_after[stream_name]
         self._send_of_stream(
             stream_name,
-            PositionCommand(stream_name, self._instance_name, prev_token, new_token),
+            PositionCommand(stream_name, self._instance_name, no_rows_after, new_token),
         )
         self._listener.position_sent(stream_name, prev_token, new_token)
 
@@ -363,6 +374,7 @@ class CommandSender:
         prev_token = self._last_sent_tokens.get(stream_name)
         self._listener.before_rows_sent(stream_name, prev_token, batches)
         self._set_sent(stream_name, batches[-1][0])
+        self._row_tokens[stream_name] = batches[-1][0]
         self._observer.observe(
             RowsSent(stream_name, sum(len(rows) for _, rows in batches))
         )
@@ -407,6 +419,7 @@ class CommandSender:
         )
         if token is not None:
             self._set_sent(stream_name, token)
+            self._row_tokens[stream_name] = token
             self._listener.position_advanced(stream_name, token)
 
 
