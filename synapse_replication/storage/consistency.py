@@ -303,5 +303,5 @@ class _Facts:
 
 def _make_problem(case: str, name: str | None, **values: object) -> Problem:
     row = _CASES[case]
-    hint = tuple(row["Repair"].format(**values).splitlines())
+    hint = tuple(line.format(**values) for line in row["Repair"].splitlines())
     return Problem(ProblemKind(row["Kind"]), name, row["Text"].format(**values), hint)

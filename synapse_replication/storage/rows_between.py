@@ -73,7 +73,8 @@ def sql_between(
     """Return the condition for exactly the rows after ``low`` and not after ``high``.
 
     The condition begins with constant bounds of the id, so that an index can be used.
-    The ids must be positive.
+    Column names are inserted verbatim: they must come from a declaration, never from a
+    request. The ids must be positive.
 
     :return: the condition, with ``%s`` for each parameter, and the parameters.
     """

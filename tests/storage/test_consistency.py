@@ -132,12 +132,13 @@ class PositionsTests(PostgresMixin, SynchronousTestCase):
 
     def test_unknown_writer(self) -> None:
         """The position of an instance that is not a writer is deleted."""
-        self.store(**{"it's gone": 2})
-        problem = self.only_problem()
-        self.assertIs(problem.kind, ProblemKind.UNKNOWN_WRITER)
-        self.assertIn("the writers are first, second", problem.text)
-        self.repair()
-        self.assertEqual(self.stored(), {"first": 5, "second": 7})
+        for name in ("it's gone", "two\nlines"):
+            self.store(**{name: 2})
+            problem = self.only_problem()
+            self.assertIs(problem.kind, ProblemKind.UNKNOWN_WRITER)
+            self.assertIn("the writers are first, second", problem.text)
+            self.repair()
+            self.assertEqual(self.stored(), {"first": 5, "second": 7})
 
     def test_wrong_sign(self) -> None:
         """A position with the wrong sign is negated."""
