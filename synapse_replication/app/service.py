@@ -14,7 +14,8 @@ import errno
 import random
 import secrets
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry
@@ -122,6 +123,8 @@ class Replication(Service):
         if problems := options.find_problems():
             raise ConfigError(problems)
         self._options = options
+        for module in _modules_needed(options):
+            import_module(module)
         self._reactor = reactor
         self._modules = modules
         self._clock = ReactorClock(reactor)
@@ -473,11 +476,7 @@ class Replication(Service):
         channels: tuple[str, ...],
     ) -> None:
         config = self._options
-        if (
-            config.tcp_listen
-            or config.tcp_connect
-            or any(listener.direct_tcp for listener in config.listeners)
-        ):
+        if _has_direct_tcp(config):
             await self._start_direct_tcp(handler, extension)
         if config.redis is not None:
             self._start_redis(config.redis, handler, extension, channels)
@@ -648,6 +647,35 @@ def _make_status(options: ReplicationOptions) -> StatusObserver:
         ],
         needs_link=options.redis is not None or bool(options.tcp_connect),
         own_links=[outgoing_label(each) for each in options.tcp_connect],
+    )
+
+
+def _modules_needed(options: ReplicationOptions) -> Iterator[str]:
+    """Iterate over the modules that are imported where they are used.
+
+    A start may wait for hours, for instance for PostgreSQL. If they were imported
+    afterwards, a package that was upgraded meanwhile would be imported in part.
+    """
+    package = __package__.rpartition(".")[0]
+    serves_http = any(not each.direct_tcp for each in options.listeners)
+    has_direct_tcp = _has_direct_tcp(options)
+    if serves_http:
+        yield f"{package}.app.http_limits"
+        yield f"{package}.app.http_site"
+        yield f"{package}.http.resource"
+    if serves_http or has_direct_tcp:
+        yield f"{package}.config.endpoints"
+    if has_direct_tcp:
+        yield f"{package}.tcp.factory"
+    if any(map(options.writes, options.writers)):
+        yield f"{package}.storage.id_generators"
+
+
+def _has_direct_tcp(options: ReplicationOptions) -> bool:
+    return bool(
+        options.tcp_listen
+        or options.tcp_connect
+        or any(listener.direct_tcp for listener in options.listeners)
     )
 
 

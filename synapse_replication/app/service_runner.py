@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any, Protocol, TextIO
 
 import attrs
-from twisted.internet.defer import Deferred, maybeDeferred
+from twisted.internet.defer import Deferred
 from twisted.logger import (
     FileLogObserver,
     FilteringLogObserver,
@@ -50,10 +50,7 @@ class Runnable(Protocol):
         """Start the service."""
 
     def stopService(self) -> Any:
-        """Stop the service.
-
-        :return: a Deferred or a coroutine that ends when it has stopped.
-        """
+        """Stop the service; return an awaitable that fires when it has stopped."""
 
 
 def start_logging(
@@ -185,5 +182,7 @@ class _Process:
             self.status = 1
             self.log.failure("synapse-replication did not stop cleanly", failure)
 
-        stopping: Deferred[Any] = maybeDeferred(self._service.stopService)
-        return stopping.addErrback(failed)
+        async def stop(service: Runnable) -> None:
+            await service.stopService()
+
+        return Deferred.fromCoroutine(stop(self._service)).addErrback(failed)

@@ -13,6 +13,7 @@ from twisted.internet.testing import MemoryReactorClock, StringTransport
 from twisted.logger import capturedLogs, formatEvent
 from twisted.python.failure import Failure
 
+from synapse_replication.app import service
 from synapse_replication.app.service import DRAIN_TIMEOUT, Replication, make_process
 from synapse_replication.config.process import load_config
 from synapse_replication.errors import ConfigError
@@ -94,6 +95,23 @@ class ReplicationTests(FilesMixin):
         }
         path = self.write("h.yaml", json.dumps(config))
         return make_process(load_config([path]), self.reactor)
+
+    def test_imports_before_it_waits(self) -> None:
+        """What a configuration requires is imported when the process is made."""
+        imported: list[str] = []
+        self.patch(service, "import_module", imported.append)
+        self.make()
+        self.assertEqual(
+            [name.removeprefix("synapse_replication.") for name in imported],
+            [
+                "app.http_limits",
+                "app.http_site",
+                "http.resource",
+                "config.endpoints",
+                "tcp.factory",
+                "storage.id_generators",
+            ],
+        )
 
     def test_start(self) -> None:
         """A process opens its listeners and links, and starts the modules."""

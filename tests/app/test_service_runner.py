@@ -7,7 +7,7 @@ import io
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
 from twisted.internet.defer import Deferred, succeed
@@ -172,6 +172,21 @@ class RunServiceTests(SynchronousTestCase):
         self.service.stopped.errback(RuntimeError("stuck"))
         self.assertEqual(self.run_service_under_test(), 1)
         self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 1)
+
+    def test_any_awaitable_ends_the_stop(self) -> None:
+        """A stop that returns another awaitable than a Deferred is awaited."""
+        awaited: list[str] = []
+
+        class Stopping:
+            def __await__(self) -> Generator[Any, Any, None]:
+                awaited.append("stop")
+                return (yield from succeed(None).__await__())
+
+        self.service.started.callback(None)
+        self.service.stopService = Stopping  # type: ignore[method-assign, assignment]
+        self.signal_after_start(signal.SIGTERM)
+        self.assertEqual(self.run_service_under_test(), 0)
+        self.assertEqual(awaited, ["stop"])
 
     def test_reload(self) -> None:
         """SIGHUP makes a reloadable service reload its configuration."""
