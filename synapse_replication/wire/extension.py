@@ -45,9 +45,11 @@ field, it is 5 s. ``answers`` states whether the instance answers each hello; an
 instance that states it can also watch others. ``"replicates": true`` in a hello states
 that a REPLICATE follows, which needs no answer from an instance that answers the hello.
 
-Two more fields may be present: ``backlog`` is false if the instance does not serve its
-recent rows from memory; ``streams``, in a ``hello`` over direct TCP, contains the names
-of the streams whose rows the instance needs; without the field, it needs all rows.
+Three more fields may be present: ``prev`` states, by stream, a token before that of
+``positions`` if the instance has no rows between the two; ``backlog`` is false if it
+does not serve its recent rows from memory; ``streams``, in a ``hello`` over direct TCP,
+contains the names of the streams whose rows the instance needs; without the field, it
+needs all rows.
 
 Over direct TCP, a message is a line, ``REPLICATION_EXT <json>``. It is sent only after
 both ends have declared that they speak the extension; see

@@ -3,8 +3,7 @@
 Other modules test mistakes that need Spark or another machine: a missing, an old and a
 wrong Java in ``tests.pipeline.spark.test_java``; the memory of Java in ``test_noise``;
 credentials, rights, regions and a full disk in
-``tests.pipeline.archive.test_failures``; types of columns in ``test_table``; Ctrl-C in
-``test_run``.
+``test_object_store``; types of columns in ``test_delta_table``; Ctrl-C in ``test_job``.
 """
 
 from __future__ import annotations
