@@ -104,7 +104,7 @@ class Reader:
     :ivar starts: the number of the writer's starts when the position last moved back;
         except for idempotent streams, also when this epoch began.
     :ivar left: the writer's epoch of the view that the last move back emptied.
-    :ivar knows_epoch: returns whether the reader knows a writer's epoch.
+    :ivar epoch_of: returns the number of a writer's epoch, if the reader knows it.
     :ivar unsure: the (stream, writer) pairs whose epoch it did not know when one of its
         links changed.
     :ivar severed: the position when the process last lost a link, by (stream, writer):
@@ -125,7 +125,7 @@ class Reader:
     excused: dict[_Key, set[int]] = attrs.Factory(dict)
     starts: dict[_Key, int] = attrs.Factory(dict)
     left: dict[str, int] = attrs.Factory(dict)
-    knows_epoch: Callable[[str], bool] = lambda _: False
+    epoch_of: Callable[[str], int | None] = lambda _: None
     unsure: set[_Key] = attrs.Factory(set)
     severed: dict[_Key, int] = attrs.Factory(dict)
 
@@ -307,7 +307,7 @@ class Ledger:
                 for key, token in reader.positions.items()
                 if key[0] in self._in_memory
                 and token > 0
-                and not reader.knows_epoch(key[1])
+                and reader.epoch_of(key[1]) is None
             )
 
     def _excuse(self, reader: Reader, key: _Key) -> None:
@@ -564,12 +564,11 @@ class Ledger:
         reader, key = self.readers[name], (stream, writer)
         starts, current = self._starts[writer], self._epochs.get(writer)
         has_started = may_restart and starts != reader.starts.get(key, 0)
-        knows_epoch = stream in self._in_memory and reader.knows_epoch(writer)
-        is_unsure = key in reader.unsure and knows_epoch
+        known = reader.epoch_of(writer) if stream in self._in_memory else None
+        is_unsure = key in reader.unsure and known is not None
         reader.unsure.discard(key)
         may_be_late = (
-            reader.positions.get(key, 0) < reader.severed.pop(key, 0)
-            and not knows_epoch
+            reader.positions.get(key, 0) < reader.severed.pop(key, 0) and known is None
         )
         if (
             self._is_stream_doubted(stream)
@@ -578,7 +577,8 @@ class Ledger:
             or is_unsure
             or reader.left.pop(stream, current) != current
         ):
-            reader.starts[key] = starts
+            # With an earlier epoch, it has not learned of the last start yet.
+            reader.starts[key] = starts - (known not in (None, current))
             return
         if may_be_late:
             self.excused_resets += 1

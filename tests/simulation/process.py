@@ -242,19 +242,19 @@ class Process:
             if writer != self.name
         }
         self.reader = cluster.begin_epoch(self.name, positions, self.epoch)
-        self.reader.knows_epoch = self._knows_epoch
+        self.reader.epoch_of = self._epoch_of
         if cluster.retains_rows(self.name):
             for key in positions.keys() - self._not_saved:
                 self.saved.positions[key] = positions[key]
 
-    def _knows_epoch(self, writer: str) -> bool:
-        """Return whether a reader knows, or is about to begin, its writer's epoch."""
+    def _epoch_of(self, writer: str) -> int | None:
+        """Return the epoch that a reader knows, or is about to begin, if any."""
         reader = self.handler.receivers[MEMORY_STREAM].readers().get(writer)
         if reader is None:
-            return False
-        return reader.epoch is not None or (
-            reader.catch_up is not None and reader.catch_up.epoch is not None
-        )
+            return None
+        begun = None if reader.catch_up is None else reader.catch_up.epoch
+        epoch = begun or reader.epoch
+        return None if epoch is None else int(epoch.rpartition("-")[2])
 
     def _make_handler(self) -> ReplicationCommandHandler:
         cluster, host = self.cluster, self.host

@@ -174,10 +174,27 @@ class LedgerTests(SynchronousTestCase):
         self.ledger.delivered(self.reader, "typing", "w", 7, _rows(7))
         self.ledger.cut_off("r")
         self.ledger.position(self.reader, "typing", "w", 0)
-        self.reader.knows_epoch = lambda _: True
+        self.reader.epoch_of = lambda _: 1
         self.ledger.reset("r", "typing", "w")
         self.ledger.delivered(self.reader, "typing", "w", 7, _rows(7))
         self.ledger.cut_off("r")
+        self.ledger.position(self.reader, "typing", "w", 0)
+        self.assertIn(
+            "did not start anew", self.refused(self.ledger.reset, "r", "typing", "w")
+        )
+
+    def test_reset_by_each_epoch(self) -> None:
+        """A reader that learns of an earlier epoch learns of the last one later."""
+        self.ledger.begin_epoch("w", {}, None, 3)
+        self.reader = self.ledger.begin_epoch("r", {("typing", "w"): 0}, None, 2)
+        for epoch in (4, 1):
+            self.ledger.begin_epoch("w", {}, None, epoch)
+        for epoch in (4, 1):
+            self.reader.epoch_of = lambda _, known=epoch: known  # type: ignore[misc]
+            self.ledger.delivered(self.reader, "typing", "w", 7, _rows(7))
+            self.ledger.position(self.reader, "typing", "w", 0)
+            self.ledger.reset("r", "typing", "w")
+        self.ledger.delivered(self.reader, "typing", "w", 7, _rows(7))
         self.ledger.position(self.reader, "typing", "w", 0)
         self.assertIn(
             "did not start anew", self.refused(self.ledger.reset, "r", "typing", "w")
@@ -203,7 +220,8 @@ class LedgerTests(SynchronousTestCase):
             ("typing", True, True),
         ):
             self.ledger.violations.clear()
-            self.reader.knows_epoch = lambda _, known=knows_epoch: known  # type: ignore[misc]
+            known = 1 if knows_epoch else None
+            self.reader.epoch_of = lambda _, known=known: known  # type: ignore[misc]
             self.reader.positions[stream, "w"] = 7
             self.ledger.cut_off("r", is_lost=is_lost)
             self.reader.positions[stream, "w"] = 0
