@@ -749,10 +749,11 @@ class Reader(Struct, eq=False):
         else:
             for other in self.links:
                 self.drop_unfinished(other)
-            # The requested page may be of another epoch, and so may be a row that the
-            # sink is handling.
-            self.page = self.request = None
-            self._begin().rewind_to = 0
+            # The requested page may be of another epoch.
+            self.request = None
+            if is_rewinding or not self._arrived_in(epoch):
+                # So may be a row that the sink is handling.
+                self._begin().rewind_to = 0
         self._begin().epoch = epoch
         return Finding.EXPECTED
 

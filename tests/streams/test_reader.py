@@ -934,6 +934,18 @@ class EpochTests(SynchronousTestCase):
         driven.take()
         self.assertTrue(driven.page(1, 2, 3, 4))
 
+    def test_epoch_of_a_row_that_is_being_delivered(self) -> None:
+        """A row that the sink is handling is of the epoch that its link states."""
+        driven = Driven(MEMORY)
+        driven.open(0)
+        driven.reader.gather("a", [1], [b"{}"])
+        self.assertIs(driven.reader.batch("a", 1, 1), Verdict.DELIVER)
+        driven.reader.overflow()
+        driven.reader.epoch_reported("a", 1, "e", has_restarted=False)
+        driven.reader.position = 1
+        self.assertEqual(driven.take()[:1], [BeginEpoch("e")])
+        self.assertEqual(driven.reader.position, 1)
+
     def test_links_with_an_epoch_are_not_asked(self) -> None:
         """The next heartbeat states the position of a link that states epochs."""
         driven = Driven(MEMORY, links="ab")
