@@ -26,6 +26,9 @@ START_TIMEOUT = 60.0
 #: The maximum number of log lines that are shown when a process has failed.
 TAIL_LINES = 25
 
+#: The signals that raise ``KeyboardInterrupt`` in the launcher.
+_INTERRUPTING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
 
 @attrs.define(eq=False, repr=False, slots=False)
 class ReplicationProcess(ChildProcess):
@@ -63,9 +66,18 @@ class ReplicationProcess(ChildProcess):
         :raises ServerStartError: if the process was started and has ended, and
             :meth:`wait` was not called; the message contains the end of its log.
         """
-        if self._process is not None and self._process.poll() is not None:
+        if self._process is None:
+            return
+        # An interruption in ``poll`` would leave its lock locked, for which
+        # :meth:`wait` would wait for ever.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _INTERRUPTING)
+        try:
+            status = self._process.poll()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if status is not None:
             raise ServerStartError(
-                f"{self.name} ended with status {self._process.returncode}; "
+                f"{self.name} ended with status {status}; "
                 f"the end of its log:\n{self.log_tail()}"
             )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
 from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
@@ -37,6 +39,21 @@ class ReplicationProcessTests(SynchronousTestCase):
         self.process.request_stop()
         self.assertFalse(self.process.is_ready())
         self.assertIsNone(self.process.wait())
+
+    def test_interrupted_while_it_is_checked(self) -> None:
+        """An interruption arrives after the check, which holds a lock."""
+        previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+        self.addCleanup(signal.signal, signal.SIGINT, previous)
+        checked: list[bool] = []
+
+        def poll(process: subprocess.Popen[bytes]) -> None:
+            signal.raise_signal(signal.SIGINT)
+            checked.append(True)
+
+        self.process.start()
+        self.patch(subprocess.Popen, "poll", poll)
+        self.assertRaises(KeyboardInterrupt, self.process.check)
+        self.assertEqual(checked, [True])
 
     def test_kill(self) -> None:
         """A killed process may be started again."""
