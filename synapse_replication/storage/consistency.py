@@ -257,7 +257,7 @@ def _compare(
 
 @attrs.frozen
 class _Facts:
-    """What the texts about the problems of one stream contain."""
+    """The values that the texts about problems of one stream contain."""
 
     name: str
     stream: IdStream

@@ -97,7 +97,7 @@ class ReplicationTests(FilesMixin):
         return make_process(load_config([path]), self.reactor)
 
     def test_imports_before_it_waits(self) -> None:
-        """What a configuration requires is imported when the process is made."""
+        """The modules that a configuration requires are imported before a start."""
         imported: list[str] = []
         self.patch(service, "import_module", imported.append)
         self.make()
