@@ -350,9 +350,8 @@ class CommandSender:
     def send_position(self, stream_name: str, prev_token: int, new_token: int) -> None:
         """Announce that this process has no rows in ``(prev_token, new_token]``."""
         self._skip(stream_name, prev_token, new_token)
-        self._skipped_after.setdefault(stream_name, prev_token)
-        no_rows_after = self.prev_token(stream_name, new_token)
-        del self._skipped_after[stream_name]
+        skipped_after = self._skipped_after.pop(stream_name, prev_token)
+        no_rows_after = self._row_tokens.get(stream_name, skipped_after)
         self._send_of_stream(
             stream_name,
             PositionCommand(stream_name, self._instance_name, no_rows_after, new_token),
