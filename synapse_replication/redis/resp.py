@@ -20,8 +20,9 @@ MAX_REPLY_LENGTH = 16 * 1024 * 1024
 MAX_ITEMS = 999
 #: The header of a larger array, map or set, or of a string of a million bytes.
 _LARGE: Final = re.compile(rb"[*%~>|][0-9]{4}|\$([0-9]{7,18})\r\n")
-#: The beginning of such a header, after a newline; also possible within a message.
-_LARGE_IN_CHUNK: Final = re.compile(rb"\n(?:[*%~>|][0-9]{4}|\$[0-9]{7})")
+#: The beginning of such a header, after a newline; also possible within a message. It
+#: begins with one branch, because every line of a chunk is tried.
+_LARGE_IN_CHUNK: Final = re.compile(rb"\n.[0-9]{4}(?:(?<!\$....)|[0-9]{3})", re.DOTALL)
 #: The end of a chunk that may be the beginning of such a header.
 _UNFINISHED: Final = re.compile(
     rb"(?:\A|(?<=\n))(?:[*%~>|][0-9]{0,3}|\$[0-9]{0,18}\r?)\Z"

@@ -66,6 +66,7 @@ class RedisSubscriber(RedisConnectionMixin, txredisapi.SubscriberProtocol):  # t
 
     @override
     def connectionMade(self) -> Any:
+        self._main_channel = self.factory.server_name.encode()
         self._unconfirmed: set[bytes] = set()
         #: The extension's channels whose SUBSCRIBE was not answered yet, in order.
         self._extension_pending: deque[str] = deque()
@@ -107,20 +108,25 @@ class RedisSubscriber(RedisConnectionMixin, txredisapi.SubscriberProtocol):  # t
             return False
         lines: list[bytes] = []
         may_be_long = self._unfinished > MAX_LINE_LENGTH
+        # Nearly every reply is a row, so this loop does as little as possible for one.
+        main_channel = self._main_channel
         while reply is not False:
-            if type(reply) is list and len(reply) == 3 and reply[0] == b"message":
-                if may_be_long and _is_too_long(reply[2]):
-                    self._deliver(lines)
-                    lines = []
-                    self._refuse(reply[2], reply[1] in self._extension_channels)
-                elif reply[1] in self._extension_channels:
-                    self._deliver(lines)
-                    lines = []
-                    self._deliver_extension(reply[2])
-                else:
-                    lines.append(reply[2])
-            else:
+            try:
+                kind, channel, message = reply
+            except (TypeError, ValueError):
+                kind = None
+            if kind != b"message":
                 self._other_reply(reply)
+            elif may_be_long and _is_too_long(message):
+                self._deliver(lines)
+                lines = []
+                self._refuse(message, channel in self._extension_channels)
+            elif channel == main_channel or channel not in self._extension_channels:
+                lines.append(message)
+            else:
+                self._deliver(lines)
+                lines = []
+                self._deliver_extension(message)
             reply = gets()
         self._deliver(lines)
         return True
