@@ -11,7 +11,7 @@ from pathlib import Path
 from synapse_replication.errors import PipelineError
 
 
-def new_folder(out: str) -> Path:
+def path_of_new_folder(out: str) -> Path:
     """Return the absolute path of the folder that a job will create.
 
     :raises PipelineError: if the folder exists, or its parent does not.
@@ -25,7 +25,7 @@ def new_folder(out: str) -> Path:
 
 
 @contextlib.contextmanager
-def filled(folder: Path) -> Iterator[Path]:
+def created_atomically(folder: Path) -> Iterator[Path]:
     """Yield a temporary folder, which gets its name once the context has ended.
 
     :raises PipelineError: if the folder exists and is not empty, or cannot be written.

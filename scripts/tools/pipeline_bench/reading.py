@@ -21,7 +21,10 @@ from pyspark.sql import DataFrame, SparkSession, functions as sf
 
 from scripts.tools.pipeline_bench.memory import WorkerMemory
 from synapse_replication.pipeline.settings import PipelineSettings
-from synapse_replication.pipeline.source.connections import READ_TIMEOUT, reading
+from synapse_replication.pipeline.source.connections import (
+    READ_TIMEOUT,
+    read_transaction,
+)
 from synapse_replication.pipeline.source.frames import read_rows
 from synapse_replication.pipeline.source.options import SourceOptions, reader_options
 from synapse_replication.pipeline.source.planning import Planner
@@ -127,7 +130,7 @@ def _by_jdbc(session: SparkSession, settings: PipelineSettings) -> int:
 
 
 def _jdbc_options(settings: PipelineSettings) -> dict[str, str]:
-    with reading(settings.conninfo, 10) as txn:
+    with read_transaction(settings.conninfo, 10) as txn:
         info = txn.connection.info
         return {
             "url": f"jdbc:postgresql://{info.host}:{info.port}/{info.dbname}",
@@ -204,7 +207,9 @@ def _copy_json(settings: PipelineSettings) -> int:
     """Read all streams with COPY, one after the other, and split rows into tuples."""
     counter = _Counter()
     for sql, walk_indexes in _json_queries(settings):
-        with reading(settings.conninfo, READ_TIMEOUT, walk_indexes=walk_indexes) as txn:
+        with read_transaction(
+            settings.conninfo, READ_TIMEOUT, walk_indexes=walk_indexes
+        ) as txn:
             txn.copy_expert(f"COPY ({sql}) TO STDOUT WITH (FORMAT csv)", counter)
     counter.flush()
     return counter.rows

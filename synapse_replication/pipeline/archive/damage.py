@@ -16,7 +16,7 @@ import pyarrow as pa
 from pyarrow import dataset, parquet
 
 from synapse_replication.errors import excerpt
-from synapse_replication.pipeline.archive.log import MISSING
+from synapse_replication.pipeline.archive.log import MISSING_REASON
 from synapse_replication.pipeline.scan import FEW_ROWS, Spark, grouped, run_tasks
 from synapse_replication.pipeline.schemas import DAY
 
@@ -38,21 +38,21 @@ _REPAIR: Final = (
 class ArchivedFile:
     """A file, as the log describes it.
 
-    :ivar uri: the URI of the table.
-    :ivar table: the name of the stream, or ``the wire``.
+    :ivar table_uri: the URI of the table.
+    :ivar table_name: the name of the stream, or ``the wire``.
     :ivar path: the path of the file, relative to the table.
     :ivar size: the size in bytes.
-    :ivar rows: the number of rows.
-    :ivar tokens: the least and the greatest token; ``None`` if unknown.
+    :ivar row_count: the number of rows.
+    :ivar token_range: the least and the greatest token; ``None`` if unknown.
     """
 
-    uri: str
-    table: str
+    table_uri: str
+    table_name: str
     path: str
     size: int
-    rows: int
+    row_count: int
     day: str
-    tokens: tuple[int, int] | None
+    token_range: tuple[int, int] | None
 
 
 @attrs.frozen
@@ -68,10 +68,11 @@ class DamagedFile:
     def __str__(self) -> str:
         """Name the table, the file, its tokens, and the remedy."""
         file = self.file
-        tokens = "" if file.tokens is None else f"tokens {_range(*file.tokens)}, "
+        token_range = file.token_range
+        tokens = "" if token_range is None else f"tokens {_range(*token_range)}, "
         return (
-            f"{file.table}: the file {file.uri}/{file.path} ({tokens}{file.rows} rows) "
-            f"{self.reason}; {_REPAIR}"
+            f"{file.table_name}: the file {file.table_uri}/{file.path} "
+            f"({tokens}{file.row_count} rows) {self.reason}; {_REPAIR}"
         )
 
 
@@ -108,7 +109,7 @@ def dataset_of(
 
     :param schema: the columns, also ``day``. Those that the file lacks are null.
     """
-    root = store.path(file.uri)
+    root = store.path(file.table_uri)
     return dataset.dataset(
         f"{root}/{file.path}",
         schema=schema,
@@ -127,13 +128,13 @@ def wrong_sizes(
     :raises PipelineError: if the store cannot be reached.
     """
     sizes: dict[str, int] = {}
-    for uri in {file.uri for file in files}:
+    for uri in {file.table_uri for file in files}:
         sizes |= _sizes(store, uri)
     found = []
     for file in files:
-        size = sizes.get(f"{file.uri}/{file.path}")
+        size = sizes.get(f"{file.table_uri}/{file.path}")
         if size is None:
-            found.append(DamagedFile(file, MISSING))
+            found.append(DamagedFile(file, MISSING_REASON))
         elif size != file.size:
             reason = f"has {size} bytes instead of {file.size}"
             found.append(DamagedFile(file, reason))
@@ -158,7 +159,7 @@ def find_damage(
         reasons = ((file, _check_file(store, file)) for file in group)
         return [DamagedFile(file, reason) for file, reason in reasons if reason]
 
-    if spark is None or sum(file.rows for file in files) <= FEW_ROWS:
+    if spark is None or sum(file.row_count for file in files) <= FEW_ROWS:
         return check(files)
     found = run_tasks(check, grouped(files), spark)
     return [each for damaged in found for each in damaged]
@@ -168,14 +169,16 @@ def _check_file(store: ArchiveStore, file: ArchivedFile) -> str | None:
     """Read a file; return what is wrong, or ``None`` if the file is intact."""
     try:
         with parquet.ParquetFile(
-            f"{store.path(file.uri)}/{file.path}",
+            f"{store.path(file.table_uri)}/{file.path}",
             filesystem=store.filesystem,
             pre_buffer=True,
             page_checksum_verification=True,
         ) as opened:
             rows = sum(batch.num_rows for batch in opened.iter_batches())
     except FileNotFoundError:
-        return MISSING
+        return MISSING_REASON
     except (pa.ArrowException, OSError) as error:
         return f"is damaged ({excerpt(' '.join(str(error).split()))})"
-    return None if rows == file.rows else f"has {rows} rows instead of {file.rows}"
+    if rows == file.row_count:
+        return None
+    return f"has {rows} rows instead of {file.row_count}"

@@ -119,7 +119,7 @@ class ArchiveTable:
             *(file.to_action() for file in files),
             *map(_removal, replaced),
         ]
-        properties = commit_properties(new, recordings=recordings, new=True)
+        properties = commit_properties(new, recordings=recordings, adds_batch=True)
         with self._explaining_failures():
             for attempt in range(_ATTEMPTS):
                 try:
@@ -191,7 +191,9 @@ class ArchiveTable:
                         partition_filters=[(DAY, "=", day)],
                         target_size=TARGET_BYTES,
                         writer_properties=WriterProperties(compression="ZSTD"),
-                        commit_properties=commit_properties(self.state, new=False),
+                        commit_properties=commit_properties(
+                            self.state, adds_batch=False
+                        ),
                     )
                 except CommitFailedError:
                     # The day was changed at the same time, for instance by a purge.
@@ -219,7 +221,7 @@ class ArchiveTable:
                 dry_run=False,
                 enforce_retention_duration=False,
                 full=True,
-                commit_properties=commit_properties(self.state, new=False),
+                commit_properties=commit_properties(self.state, adds_batch=False),
             )
             self.delta.update_incremental()
         return len(removed)
@@ -280,7 +282,8 @@ class ArchiveTable:
         with self._explaining_failures():
             try:
                 table.alter.add_columns(
-                    new, commit_properties=commit_properties(self.state, new=False)
+                    new,
+                    commit_properties=commit_properties(self.state, adds_batch=False),
                 )
             except CommitFailedError as error:
                 raise PipelineError(

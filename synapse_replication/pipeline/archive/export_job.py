@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from synapse_replication.errors import PipelineError, excerpt
 from synapse_replication.pipeline.archive.snapshot import Snapshot, open_snapshot
-from synapse_replication.pipeline.folders import filled, new_folder
+from synapse_replication.pipeline.folders import created_atomically, path_of_new_folder
 from synapse_replication.pipeline.scan import Scan
 from synapse_replication.pipeline.workspace import batches_as, open_workspace
 
@@ -40,10 +40,10 @@ def export_rows(
     :raises PipelineError: if the archive cannot be read, the folder exists or cannot be
         written, the condition is invalid, or the archive has no such stream.
     """
-    folder = new_folder(out)
+    folder = path_of_new_folder(out)
     snapshot = open_snapshot(archive).intact()
     rows = _rows(snapshot, stream)
-    with filled(folder) as temporary:
+    with created_atomically(folder) as temporary:
         return _write(rows, temporary / f"rows.{format_}", format_, where)
 
 

@@ -81,7 +81,7 @@ def read_archive(
     def frame(files: Sequence[ArchivedFile], scan: Scan) -> DataFrame:
         if not files or not snapshot.store.is_local:
             return scan.frame(session)
-        uri = files[0].uri
+        uri = files[0].table_uri
         schema = from_arrow_schema(scan.schema)
         reader = session.read.schema(schema).option("basePath", f"file://{uri}")
         paths = (f"file://{uri}/{file.path}" for file in files)

@@ -43,7 +43,7 @@ _WRITTEN_BY: Final = "synapse_replication.written_by"
 _PURGED: Final = "synapse_replication.purged"
 
 #: The reason of a file that does not exist.
-MISSING: Final = "is missing"
+MISSING_REASON: Final = "is missing"
 
 #: The names of commits and of checkpoints in a log, with their version.
 _LOG_FILE: Final = re.compile(r"(\d{20})(\.checkpoint(\.[\w-]+)*\.parquet|\.json)")
@@ -99,7 +99,7 @@ def _commits(table: DeltaTable) -> Iterator[dict[str, Any]]:
         seen = len(found)
 
 
-def offset_gap(
+def offsets_around(
     table: DeltaTable, versions: Collection[int]
 ) -> tuple[StreamOffset, StreamOffset]:
     """Return the offsets before and after commits that were lost.
@@ -119,14 +119,14 @@ def offset_gap(
 
 
 def commit_properties(
-    state: TableState, *, recordings: Mapping[str, int] | None = None, new: bool
+    state: TableState, *, recordings: Mapping[str, int] | None = None, adds_batch: bool
 ) -> CommitProperties:
     """Return the metadata of a commit: its origin, and the table's progress.
 
     :param state: the state after the commit.
     :param recordings: the names and sizes of the recordings that the commit adds.
-    :param new: whether the commit adds the batch; false for maintenance, which repeats
-        the number and the offset of the last batch.
+    :param adds_batch: whether the commit adds the batch; false for maintenance, which
+        repeats the number and the offset of the last batch.
     """
     from deltalake import CommitProperties, Transaction
 
@@ -134,7 +134,7 @@ def commit_properties(
         Transaction(f"{_RECORDING}{name}", size)
         for name, size in sorted((recordings or {}).items())
     ]
-    if new:
+    if adds_batch:
         transactions.append(Transaction(APPLICATION, state.batch))
     return CommitProperties(
         custom_metadata={
@@ -244,7 +244,7 @@ def damaged_log_files(filesystem: FileSystem, path: str) -> list[tuple[str, str]
             first = first if is_commit else version + 1
     for version in range(first, max(commits, default=-1)):
         if version not in commits:
-            damaged.append((f"{version:020}.json", MISSING))
+            damaged.append((f"{version:020}.json", MISSING_REASON))
     return damaged
 
 

@@ -121,7 +121,7 @@ class _Purge:
         """Return the old days."""
         rows, sizes = Counter[str](), Counter[str]()
         for file in self.files():
-            rows[file.day] += file.rows
+            rows[file.day] += file.row_count
             sizes[file.day] += file.size
         return [
             OldDay(self.stream, datetime.date.fromisoformat(day), rows[day], sizes[day])
@@ -179,7 +179,7 @@ class _Purge:
         return found
 
     def _properties(self) -> CommitProperties:
-        return commit_properties(read_state(self.table), new=False)
+        return commit_properties(read_state(self.table), adds_batch=False)
 
     def failed(self, error: Exception | str) -> PipelineError:
         """Return the error of a purge that is not possible."""

@@ -28,13 +28,13 @@ from synapse_replication.pipeline.archive.damage import (
 from synapse_replication.pipeline.archive.delta_table import ArchiveTable
 from synapse_replication.pipeline.archive.files import DayWriter
 from synapse_replication.pipeline.archive.log import (
-    MISSING,
+    MISSING_REASON,
     damaged_log_files,
-    offset_gap,
+    offsets_around,
     read_purged_ranges,
 )
 from synapse_replication.pipeline.archive.store import ArchiveStore, open_archive
-from synapse_replication.pipeline.source.connections import reading
+from synapse_replication.pipeline.source.connections import read_transaction
 from synapse_replication.pipeline.source.offsets import StreamOffset
 from synapse_replication.pipeline.source.options import SourceOptions
 from synapse_replication.pipeline.source.planning import Planner
@@ -71,7 +71,7 @@ class Repair:
     @property
     def lost(self) -> int:
         """The number of rows that neither the archive nor the database has."""
-        return max(sum(each.file.rows for each in self.damaged) - self.rows, 0)
+        return max(sum(each.file.row_count for each in self.damaged) - self.rows, 0)
 
     def describe(self) -> str:
         """Return a sentence about the repair."""
@@ -118,17 +118,19 @@ def repair_archive(
         log_files = damaged_log_files(store.filesystem, store.path(uri))
         for name, reason in log_files:
             report(f"{stream}: {uri}/_delta_log/{name} {reason}")
-        lost = replace_log_files(store, uri, log_files)
+        lost_commits = replace_log_files(store, uri, log_files)
         schema = options.catalog[stream].table.archive_schema
         table = ArchiveTable(store, uri, stream, schema)
         damaged = wrong_sizes(store, table.files)
-        bad = {each.file for each in damaged}
-        rest = [file for file in table.files if file not in bad]
+        damaged_files = {each.file for each in damaged}
+        rest = [file for file in table.files if file not in damaged_files]
         damaged += find_damage(store, rest)
         for each in damaged:
             report(str(each))
         if damaged or log_files:
-            repairs.append(_repair(store, options, table, damaged, lost, report))
+            repairs.append(
+                _repair(store, options, table, damaged, lost_commits, report)
+            )
     return repairs
 
 
@@ -152,7 +154,7 @@ def replace_log_files(
                 "of the table; restore the file from a backup, or archive to a new "
                 "location"
             )
-        if reason != MISSING:
+        if reason != MISSING_REASON:
             filesystem.move(f"{folder}/{name}", f"{folder}/{name}.damaged")
         if name.endswith(".json"):
             versions.append(int(name.removesuffix(".json")))
@@ -177,25 +179,25 @@ def _repair(
     assert delta is not None, "the files and commits to repair are those of a table"
     purged = read_purged_ranges(delta, table.name)
     purged_up_to = max((each.last_token for each in purged), default=0)
-    broken = [each.file for each in damaged]
-    intact = [file for file in table.files if file not in broken]
-    days = frozenset(file.day for file in broken)
+    damaged_files = [each.file for each in damaged]
+    intact = [file for file in table.files if file not in damaged_files]
+    days = frozenset(file.day for file in damaged_files)
     # Offsets between which rows are read again, and the days of these rows; none for
     # any day.
-    holes: list[tuple[StreamOffset, StreamOffset, Collection[str]]] = [
+    offset_ranges: list[tuple[StreamOffset, StreamOffset, Collection[str]]] = [
         (StreamOffset(low - 1), StreamOffset(high), days)
-        for low, high in _ranges(broken)
+        for low, high in _ranges(damaged_files)
     ]
     if lost_commits:
-        holes.append((*offset_gap(delta, lost_commits), ()))
+        offset_ranges.append((*offsets_around(delta, lost_commits), ()))
     today = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
     first_day = datetime.date.fromisoformat(min([*days, today]))
     writer = DayWriter(store, table.uri, "written_ts", first_day)
     written_keys: list[pa.Table] = []
-    for start, end, days_of_rows in holes:
-        known = _keys(store, intact, start.least + 1, end.furthest)
+    for start, end, days_of_rows in offset_ranges:
+        archived_keys = _keys(store, intact, start.least + 1, end.furthest)
         for rows in _stored(options, table.name, start, end, report):
-            lacking = _without(rows, pa.concat_tables([known, *written_keys]))
+            lacking = _without(rows, pa.concat_tables([archived_keys, *written_keys]))
             if days_of_rows:
                 lacking = _of_days(lacking, days_of_rows)
             else:
@@ -204,8 +206,8 @@ def _repair(
             for batch in lacking.to_batches():
                 writer.write(batch)
     written = writer.close()
-    if written or broken:
-        table.commit(written, replaced=broken)
+    if written or damaged_files:
+        table.commit(written, replaced=damaged_files)
     rows = sum(file.rows for file in written)
     return Repair(table.name, damaged, len(lost_commits), rows)
 
@@ -218,12 +220,12 @@ def _ranges(files: Iterable[ArchivedFile]) -> list[tuple[int, int]]:
     merged: list[tuple[int, int]] = []
     bounds = []
     for file in files:
-        if file.tokens is None:
+        if file.token_range is None:
             raise PipelineError(
-                f"{file.table}: the log has no tokens of {file.path}; restore the "
+                f"{file.table_name}: the log has no tokens of {file.path}; restore the "
                 "archive from a backup, or archive to a new location"
             )
-        bounds.append(file.tokens)
+        bounds.append(file.token_range)
     for low, high in sorted(bounds):
         if merged and low <= merged[-1][1]:
             merged[-1] = merged[-1][0], max(high, merged[-1][1])
@@ -238,7 +240,7 @@ def _keys(
     """Return the keys of the rows with tokens in a range, from intact files."""
     found = [_KEY_SCHEMA.empty_table()]
     for file in files:
-        first, last = file.tokens or (low, high)
+        first, last = file.token_range or (low, high)
         if first <= high and last >= low:
             found.append(dataset_of(store, file, _KEY_SCHEMA).to_table())
     return pa.concat_tables(found)
@@ -253,7 +255,7 @@ def _stored(
 ) -> Iterator[pa.Table]:
     """Yield the rows between two offsets that the database has, and can convert."""
     planner = Planner(options, continuous=True)
-    with reading(options.conninfo) as txn:
+    with read_transaction(options.conninfo) as txn:
         selections = [s for s in planner.select(txn) if s.stream.name == stream]
         plan = planner.plan(txn, selections, {stream: start}, {stream: end})
     with task_connection(plan.conninfo) as connection:
@@ -266,10 +268,10 @@ def _stored(
                 yield pa.Table.from_batches(batches)
 
 
-def _without(rows: pa.Table, known: pa.Table) -> pa.Table:
-    """Return the rows whose keys are not known, in the same order."""
+def _without(rows: pa.Table, excluded_keys: pa.Table) -> pa.Table:
+    """Return the rows whose keys are not excluded, in the same order."""
     numbered = rows.select(_KEY).append_column("at", pa.array(range(rows.num_rows)))
-    left = numbered.join(known, keys=_KEY, join_type="left anti")
+    left = numbered.join(excluded_keys, keys=_KEY, join_type="left anti")
     return rows.take(left.column("at").sort())
 
 

@@ -26,7 +26,7 @@ from synapse_replication.pipeline.source.completeness import (
     last_allocated_id,
     stored_tokens,
 )
-from synapse_replication.pipeline.source.connections import reading
+from synapse_replication.pipeline.source.connections import read_transaction
 from synapse_replication.pipeline.source.offsets import StreamOffset
 from synapse_replication.pipeline.source.options import SourceOptions
 from synapse_replication.pipeline.source.partitions import IDS_PER_TASK, pack
@@ -141,7 +141,7 @@ class RowsArchiver:
         :raises PipelineError: if the database cannot be reached or a query fails.
         """
         lag = {}
-        with reading(self._options.conninfo) as txn:
+        with read_transaction(self._options.conninfo) as txn:
             for selection in self._planner.select(txn):
                 stream = selection.stream
                 archived = self.offsets.get(stream.name, StreamOffset())
@@ -155,7 +155,7 @@ class RowsArchiver:
         return lag
 
     def _plan(self, report: Callable[[str], object]) -> Plan:
-        with reading(self._options.conninfo) as txn:
+        with read_transaction(self._options.conninfo) as txn:
             selections = self._planner.select(txn)
             if not selections:
                 raise PipelineError(

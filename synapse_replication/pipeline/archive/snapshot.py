@@ -91,14 +91,14 @@ class Snapshot:
 
     def files_of(self, stream: str) -> list[ArchivedFile]:
         """Return the files of a stream."""
-        return [file for file in self.files if file.table == stream]
+        return [file for file in self.files if file.table_name == stream]
 
     def id_bounds(self) -> dict[str, tuple[int, int]]:
         """Return the least and the greatest token of each stream that has files.
 
         Only the logs of the tables are read.
         """
-        streams = {file.table for file in self.files}
+        streams = {file.table_name for file in self.files}
         return {stream: bounds_of(self.files_of(stream)) for stream in streams}
 
     def verified(self, spark: Spark) -> Snapshot:
@@ -151,9 +151,9 @@ class Snapshot:
         tables = self.columns
 
         def convert(file: ArchivedFile, batch: pa.RecordBatch) -> pa.RecordBatch:
-            return to_json_rows(tables[file.table], batch)
+            return to_json_rows(tables[file.table_name], batch)
 
-        files = [file for file in self.files if file.table in streams]
+        files = [file for file in self.files if file.table_name in streams]
         token = pc.field("stream_id")
         within = (token >= pa.scalar(first)) & (token <= pa.scalar(last))
         return self._scan(files, convert, ARCHIVED_ROWS_SCHEMA, condition=within)
@@ -185,15 +185,15 @@ class Snapshot:
 
         def read(files: Iterable[ArchivedFile]) -> Batches:
             for file in files:
-                columns = schema or schemas[file.table]
-                if file.table in schemas:
-                    columns = _with_lists(columns, schemas[file.table])
+                columns = schema or schemas[file.table_name]
+                if file.table_name in schemas:
+                    columns = _with_lists(columns, schemas[file.table_name])
                 dataset = dataset_of(store, file, columns)
                 # Small buffers suffice, because files are read one by one.
                 for batch in dataset.to_batches(filter=condition, batch_readahead=2):
                     yield convert(file, batch)
 
-        return Scan(result, grouped(files), read, sum(file.rows for file in files))
+        return Scan(result, grouped(files), read, sum(file.row_count for file in files))
 
 
 def open_snapshot(archive: str | os.PathLike[str]) -> Snapshot:
@@ -226,7 +226,7 @@ def bounds_of(files: Iterable[ArchivedFile]) -> tuple[int, int]:
 
     If a file lacks statistics, the bounds include every token.
     """
-    tokens = [file.tokens or (-_MAX_ID, _MAX_ID) for file in files]
+    tokens = [file.token_range or (-_MAX_ID, _MAX_ID) for file in files]
     return min(low for low, _ in tokens), max(high for _, high in tokens)
 
 
@@ -263,7 +263,7 @@ def _unchanged(file: ArchivedFile, batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _with_stream(file: ArchivedFile, batch: pa.RecordBatch) -> pa.RecordBatch:
-    stream = pa.repeat(pa.scalar(file.table), batch.num_rows)
+    stream = pa.repeat(pa.scalar(file.table_name), batch.num_rows)
     batch = batch.set_column(0, batch.schema.field(0), stream)
     for index, field in enumerate(batch.schema):
         if pa.types.is_list(field.type):

@@ -12,7 +12,7 @@ import attrs
 
 from synapse_replication.pipeline.audit.findings import AuditFinding, to_json
 from synapse_replication.pipeline.settings import PipelineSettings, Stream
-from synapse_replication.pipeline.source.connections import reading
+from synapse_replication.pipeline.source.connections import read_transaction
 from synapse_replication.storage.consistency import Problem, ProblemKind, StreamState
 
 
@@ -68,7 +68,7 @@ def read_facts(settings: PipelineSettings) -> AuditFacts:
 
     :raises PipelineError: if the database cannot be read.
     """
-    with reading(settings.conninfo, walk_indexes=False) as txn:
+    with read_transaction(settings.conninfo, walk_indexes=False) as txn:
         report = settings.read_states(txn)
     states = {
         state.name: state

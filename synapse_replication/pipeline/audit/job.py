@@ -50,7 +50,7 @@ from synapse_replication.pipeline.progress import JobProgress
 from synapse_replication.pipeline.scan import Scan, Spark
 from synapse_replication.pipeline.schemas import FINDINGS_SCHEMA
 from synapse_replication.pipeline.settings import PipelineSettings
-from synapse_replication.pipeline.source.connections import reading
+from synapse_replication.pipeline.source.connections import read_transaction
 from synapse_replication.pipeline.source.frames import scan_rows
 from synapse_replication.pipeline.spark.session import lazy_session
 from synapse_replication.pipeline.workspace import (
@@ -109,7 +109,7 @@ def run_audit(
         or ``out`` cannot be written.
     """
     with spark_errors_shortened():
-        with reading(settings.conninfo):
+        with read_transaction(settings.conninfo):
             pass
         with (
             JobProgress(sys.stderr, AUDIT_STEPS) as progress,
@@ -283,7 +283,7 @@ class _Audit:
                 workspace.execute(_TABLES["add_repeated"])
         ranges: list[tuple[str, int, int]] = [
             *((p.stream, p.first_token, p.last_token) for p in archive.purged),
-            *((d.file.table, *bounds_of([d.file])) for d in archive.damaged),
+            *((d.file.table_name, *bounds_of([d.file])) for d in archive.damaged),
         ]
         for each in ranges:
             workspace.execute(_TABLES["add_purged"], each)
@@ -303,13 +303,13 @@ def run_check(
 
 def _damaged_file(damaged: DamagedFile) -> AuditFinding:
     file = damaged.file
-    first, last = file.tokens or (None, None)
+    first, last = file.token_range or (None, None)
     return AuditFinding(
         kind="archive_damaged",
-        stream=None if file.tokens is None else file.table,
+        stream=None if file.token_range is None else file.table_name,
         first_token=first,
         last_token=last,
-        count=file.rows,
+        count=file.row_count,
         message=str(damaged),
-        evidence=to_json({"file": f"{file.uri}/{file.path}"}),
+        evidence=to_json({"file": f"{file.table_uri}/{file.path}"}),
     )

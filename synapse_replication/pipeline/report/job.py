@@ -11,7 +11,7 @@ from synapse_replication.pipeline.archive.snapshot import Snapshot, open_snapsho
 from synapse_replication.pipeline.audit.findings import read_findings
 from synapse_replication.pipeline.audit.job import AUDIT_STEPS, audited
 from synapse_replication.pipeline.failures import spark_errors_shortened
-from synapse_replication.pipeline.folders import filled, new_folder
+from synapse_replication.pipeline.folders import created_atomically, path_of_new_folder
 from synapse_replication.pipeline.lines import load_lines
 from synapse_replication.pipeline.progress import JobProgress
 from synapse_replication.pipeline.report.counts import (
@@ -56,7 +56,7 @@ def run_report(
         period, Java or PySpark cannot be used, or the report cannot be written.
     """
     # Check the arguments first, because reading takes a while.
-    folder = new_folder(out)
+    folder = path_of_new_folder(out)
     archived = open_snapshot(archive) if archive else None
     given = None if findings is None else read_findings(findings)
     audits = settings is not None and findings is None and with_audit
@@ -114,7 +114,7 @@ def write_report(data: ReportData, folder: Path) -> None:
     from synapse_replication.pipeline.report.plots import draw_plots
 
     plots = draw_plots(data)
-    with filled(folder) as temporary:
+    with created_atomically(folder) as temporary:
         (temporary / "report.html").write_text(render_page(data, plots), "utf-8")
         for plot in plots:
             (temporary / f"{plot.name}.png").write_bytes(plot.png)

@@ -81,7 +81,9 @@ def describe(conninfo: Mapping[str, Any]) -> str:
     return " ".join(shown) or "libpq's defaults"
 
 
-def pinned(conninfo: Mapping[str, Any], opened: connection) -> dict[str, Any]:
+def resolved_conninfo(
+    conninfo: Mapping[str, Any], opened: connection
+) -> dict[str, Any]:
     """Return parameters with which another process reaches the server of a connection.
 
     Tasks use another copy of libpq, perhaps on another machine. Its default folder of
@@ -150,7 +152,7 @@ def in_one_line(error: Exception) -> str:
 
 
 @contextmanager
-def reading(
+def read_transaction(
     conninfo: Mapping[str, Any],
     timeout: float = _PLAN_TIMEOUT,
     *,
@@ -196,7 +198,7 @@ def session_settings(timeout: float, *, walk_indexes: bool) -> dict[str, str]:
     """Return the server's settings for reading, by name.
 
     :param timeout: the statement timeout, in s.
-    :param walk_indexes: see :func:`reading`.
+    :param walk_indexes: see :func:`read_transaction`.
     """
     return {
         **SESSION_SETTINGS,

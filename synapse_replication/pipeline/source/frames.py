@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from synapse_replication.pipeline.scan import Scan
 from synapse_replication.pipeline.schemas import ROWS_SCHEMA, with_texts
 from synapse_replication.pipeline.settings import PipelineSettings
-from synapse_replication.pipeline.source.connections import reading
+from synapse_replication.pipeline.source.connections import read_transaction
 from synapse_replication.pipeline.source.offsets import offsets_to_json
 from synapse_replication.pipeline.source.options import SourceOptions, reader_options
 from synapse_replication.pipeline.source.planning import Planner
@@ -68,6 +68,6 @@ def latest_token(settings: PipelineSettings, **options: str) -> str:
     """
     checked = SourceOptions.parse({**reader_options(settings), **options})
     planner = Planner(checked, continuous=True)
-    with reading(checked.conninfo) as txn:
+    with read_transaction(checked.conninfo) as txn:
         offsets = planner.latest(txn, planner.select(txn))
     return json.dumps(offsets_to_json(offsets))

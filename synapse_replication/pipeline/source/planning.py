@@ -18,7 +18,10 @@ from synapse_replication.pipeline.source.completeness import (
     last_allocated_id,
     stored_tokens,
 )
-from synapse_replication.pipeline.source.connections import pinned, reading
+from synapse_replication.pipeline.source.connections import (
+    read_transaction,
+    resolved_conninfo,
+)
 from synapse_replication.pipeline.source.offsets import StreamOffset
 from synapse_replication.pipeline.source.options import (
     EARLIEST,
@@ -79,7 +82,7 @@ def _both(
 class Plan:
     """The rows to read.
 
-    :ivar conninfo: libpq's parameters for the tasks; see :func:`.connections.pinned`.
+    :ivar conninfo: libpq's parameters for the tasks; see :func:`.resolved_conninfo`.
     :ivar start: the offset of each stream after which the rows are.
     :ivar end: the offset up to which they are.
     :ivar parts: the parts of all tasks.
@@ -114,7 +117,7 @@ class Planner:
             :meth:`select` or :meth:`resolve` raises it.
         """
         options = self._options
-        with reading(options.conninfo) as txn:
+        with read_transaction(options.conninfo) as txn:
             selections = self.select(txn)
             start = self.resolve(txn, selections, "startingToken")
             if wanted.streams is not None:
@@ -247,7 +250,7 @@ class Planner:
             if part.size > 0 and (narrowed := narrow(txn, part)) is not None:
                 found.append(narrowed)
         parts = split(found, options.num_partitions)
-        conninfo = pinned(options.conninfo, txn.connection)
+        conninfo = resolved_conninfo(options.conninfo, txn.connection)
         tasks = pack(parts, options.num_partitions)
         return Plan(conninfo, start, end, parts, tasks)
 

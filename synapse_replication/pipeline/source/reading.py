@@ -23,7 +23,7 @@ from synapse_replication.pipeline.source.connections import (
     DEFAULTS,
     READ_TIMEOUT,
     explained,
-    reading,
+    read_transaction,
     session_settings,
     unreachable,
 )
@@ -170,7 +170,7 @@ def _explain(conninfo: Mapping[str, Any], part: Part) -> SkippedId | None:
     :raises PipelineError: if the reason is not the content of the rows.
     """
     try:
-        with reading(conninfo, READ_TIMEOUT) as txn:
+        with read_transaction(conninfo, READ_TIMEOUT) as txn:
             txn.execute(range_sql(part))
     except PipelineError as error:
         if not isinstance(error.__cause__, psycopg2.DataError):

@@ -44,7 +44,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from synapse_replication.pipeline.source.connections import reading
+from synapse_replication.pipeline.source.connections import read_transaction
 from synapse_replication.pipeline.source.offsets import (
     StreamOffset,
     offsets_from_json,
@@ -228,7 +228,7 @@ class RowsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, Any]:
         """Return the initial offset of a query without a checkpoint."""
-        with reading(self._options.conninfo) as txn:
+        with read_transaction(self._options.conninfo) as txn:
             selections = self._select(txn)
             return offsets_to_json(
                 self._planner.resolve(txn, selections, "startingToken")
@@ -236,7 +236,7 @@ class RowsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Record the current end of the streams as the end of the query."""
-        with reading(self._options.conninfo) as txn:
+        with read_transaction(self._options.conninfo) as txn:
             self._ends.append(self._planner.latest(txn, self._select(txn)))
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -252,7 +252,7 @@ class RowsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             it, or it is unknown which rows are complete.
         """
         begun = offsets_from_json(start)
-        with reading(self._options.conninfo) as txn:
+        with read_transaction(self._options.conninfo) as txn:
             selections = self._select(txn)
             at = _starts(selections, begun)
             if not self._checked:
@@ -289,7 +289,7 @@ class RowsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     ) -> Sequence[InputPartition]:
         """Divide a batch into tasks."""
         begun, ended = offsets_from_json(start), offsets_from_json(end)
-        with reading(self._options.conninfo) as txn:
+        with read_transaction(self._options.conninfo) as txn:
             # A batch that Spark repeats may lack streams that were added after it was
             # planned.
             selections = [s for s in self._select(txn) if s.stream.name in ended]

@@ -81,7 +81,7 @@ class RepairTests(SynchronousTestCase):
     def files(self) -> list[ArchivedFile]:
         """The files of receipts, in the order of their tokens."""
         files = open_table(self.store).files
-        return sorted(files, key=lambda file: file.tokens or ())
+        return sorted(files, key=lambda file: file.token_range or ())
 
     def change(self, path: str, work: Callable[[bytes], bytes] | None) -> None:
         """Replace the content of a file below the table; ``None`` deletes the file."""
@@ -133,16 +133,16 @@ class RepairTests(SynchronousTestCase):
             (damaged,) = snapshot.damaged
             self.assertIn(reason, str(damaged))
             self.assertIn("receipts: the file", str(damaged))
-            self.assertIn(f"tokens {file.tokens[0]} to", str(damaged))  # type: ignore[index]
+            self.assertIn(f"tokens {file.token_range[0]} to", str(damaged))  # type: ignore[index]
             self.assertEqual(
                 sum(
                     batch.num_rows
                     for batch in snapshot.typed_rows("receipts").batches()
                 ),
-                ROUNDS * 30 - damaged.file.rows,
+                ROUNDS * 30 - damaged.file.row_count,
             )
             (repaired,) = self.repair()
-            self.assertEqual((repaired.rows, repaired.lost), (file.rows, 0))
+            self.assertEqual((repaired.rows, repaired.lost), (file.row_count, 0))
             self.check_repaired()
 
     def test_rows_that_are_gone(self) -> None:
@@ -160,16 +160,16 @@ class RepairTests(SynchronousTestCase):
     def test_rows_that_cannot_be_converted(self) -> None:
         """A row of a damaged file that PostgreSQL cannot convert is named."""
         file = self.files[1]
-        assert file.tokens is not None
+        assert file.token_range is not None
         with closing(psycopg2.connect(self.dsn)) as connection, connection:
             connection.cursor().execute(
                 "UPDATE receipts_linearized SET data = '{' WHERE stream_id = %s",
-                (file.tokens[0],),
+                (file.token_range[0],),
             )
         self.change(file.path, None)
         (repaired,) = self.repair()
-        self.assertEqual((repaired.rows, repaired.lost), (file.rows - 1, 1))
-        name = f"skipped receipts_linearized.stream_id = {file.tokens[0]}: "
+        self.assertEqual((repaired.rows, repaired.lost), (file.row_count - 1, 1))
+        name = f"skipped receipts_linearized.stream_id = {file.token_range[0]}: "
         self.assertTrue([step for step in self.steps if name in step], self.steps)
 
     def test_damaged_commit(self) -> None:
@@ -244,7 +244,7 @@ class RepairTests(SynchronousTestCase):
         def find_and_archive(
             store: ArchiveStore, files: list[ArchivedFile]
         ) -> list[DamagedFile]:
-            if files[0].table == "receipts" and not done:
+            if files[0].table_name == "receipts" and not done:
                 add_rows(self.dsn, 30)
                 done.append(self.run_archive())
             return find_damage(store, files)

@@ -73,6 +73,6 @@ class SnapshotTests(SynchronousTestCase):
         The bounds of a file whose log entry has no statistics include every token.
         """
         known = ArchivedFile("uri", "receipts", "path", 1, 1, "2026-01-01", (4, 7))
-        unknown = attrs.evolve(known, tokens=None)
+        unknown = attrs.evolve(known, token_range=None)
         self.assertEqual(bounds_of([known]), (4, 7))
         self.assertEqual(bounds_of([known, unknown]), (-(2**63 - 1), 2**63 - 1))

@@ -20,7 +20,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import PipelineError, ServerStartError
 from synapse_replication.pipeline.settings import settings_of_dsn
-from synapse_replication.pipeline.source.connections import connect, pinned
+from synapse_replication.pipeline.source.connections import connect, resolved_conninfo
 from synapse_replication.pipeline.source.reading import task_connection
 from synapse_replication.testing.certificates import PrivateAuthority, PrivatePair
 from synapse_replication.testing.servers import PrivatePostgres
@@ -89,7 +89,7 @@ class PinnedTests(SynchronousTestCase):
         """
         given = settings_of_dsn(dsn).conninfo
         with closing(connect(given)) as opened:
-            found = pinned(given, opened)
+            found = resolved_conninfo(given, opened)
         for name in [each for each in os.environ if each.startswith("PG")]:
             self.patch_environ(name, None)
         with task_connection(found) as task, task.cursor() as cursor:

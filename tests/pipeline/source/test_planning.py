@@ -12,7 +12,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.settings import PipelineSettings
-from synapse_replication.pipeline.source.connections import reading
+from synapse_replication.pipeline.source.connections import read_transaction
 from synapse_replication.pipeline.source.options import SourceOptions, reader_options
 from synapse_replication.pipeline.source.planning import Planner, Wanted
 from tests.pipeline.histories import (
@@ -218,7 +218,7 @@ class ErrorTests(SynchronousTestCase):
         conninfo = SourceOptions.parse({"dsn": history_dsn()}).conninfo
 
         def write() -> None:
-            with reading(conninfo) as txn:
+            with read_transaction(conninfo) as txn:
                 txn.execute("DELETE FROM events")
 
         error = self.assertRaises(PipelineError, write)
@@ -229,7 +229,7 @@ class ErrorTests(SynchronousTestCase):
         conninfo = SourceOptions.parse({"dsn": history_dsn()}).conninfo
 
         def sleep() -> None:
-            with reading(conninfo, 0.05) as txn:
+            with read_transaction(conninfo, 0.05) as txn:
                 txn.execute("SELECT pg_sleep(60)")
 
         error = self.assertRaises(PipelineError, sleep)

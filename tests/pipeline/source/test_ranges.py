@@ -9,7 +9,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.pipeline.source.catalog import catalog_of
 from synapse_replication.pipeline.source.completeness import find_available_schema
-from synapse_replication.pipeline.source.connections import reading
+from synapse_replication.pipeline.source.connections import read_transaction
 from synapse_replication.pipeline.source.offsets import StreamOffset
 from synapse_replication.pipeline.source.options import SourceOptions
 from synapse_replication.pipeline.source.ranges import (
@@ -167,7 +167,7 @@ class IndexTests(SynchronousTestCase):
         catalog = catalog_of()
         conninfo = SourceOptions.parse({"dsn": history_dsn()}).conninfo
         end = StreamOffset(0, {"writer1": 50})
-        with reading(conninfo) as txn:
+        with read_transaction(conninfo) as txn:
             available = find_available_schema(txn, catalog.values())
             for name in SHARES.keys() - {"account_data"}:
                 stream = catalog[name]

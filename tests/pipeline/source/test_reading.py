@@ -9,7 +9,7 @@ import pyarrow as pa
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.pipeline.source import ranges
-from synapse_replication.pipeline.source.connections import reading
+from synapse_replication.pipeline.source.connections import read_transaction
 from synapse_replication.pipeline.source.options import SourceOptions
 from synapse_replication.pipeline.source.planning import Plan
 from synapse_replication.pipeline.source.reading import read_parts
@@ -112,7 +112,7 @@ class ReadTests(SynchronousTestCase):
         batches = read_parts(conninfo, task)
         next(batches)
         del batches
-        with reading(conninfo) as txn:
+        with read_transaction(conninfo) as txn:
             txn.execute(
                 "SELECT count(*) FROM pg_stat_activity WHERE state = 'active' "
                 "AND query LIKE 'COPY%' AND datname = current_database()"
