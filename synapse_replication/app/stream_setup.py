@@ -49,7 +49,7 @@ from synapse_replication.storage.database import Database
 from synapse_replication.storage.id_streams import IdStream, check_tables, read_sequence
 from synapse_replication.storage.postgres_stream import PostgresStream, WriterIds
 from synapse_replication.storage.removed_writer_search import RemovedWriterFinder
-from synapse_replication.storage.row_pages import read_page
+from synapse_replication.storage.row_pages import query_page
 from synapse_replication.storage.row_queries import declared_query
 from synapse_replication.storage.schema import prepare_database
 from synapse_replication.storage.sequences import limit_positions, read_stored_positions
@@ -195,7 +195,7 @@ class StreamSetup:
         queries = [declared_query(declared)]
         await self._get_database().transact(
             f"columns_of_{declared.name}",
-            lambda txn: read_page(txn, queries, self._options.instance_name, 0, 1, 1),
+            lambda txn: query_page(txn, queries, self._options.instance_name, 0, 1, 1),
         )
 
     def _others(self, name: str) -> list[str]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 
 from synapse_replication.storage import queries
-from synapse_replication.storage.id_streams import Lookup, exists, find_lookups
+from synapse_replication.storage.id_streams import AccessPath, exists, find_access_paths
 from synapse_replication.streams.id_column import IdColumn
 from synapse_replication.streams.standard.registry import StandardStream
 
@@ -75,7 +75,7 @@ def committed_tokens(
 
 def writers_of(txn: Any, column: IdColumn) -> list[str]:
     """Return the names of the writers that have rows, by a few index searches."""
-    if Lookup.BY_WRITER not in find_lookups(txn, column):
+    if AccessPath.BY_WRITER not in find_access_paths(txn, column):
         return []
     txn.execute(queries.for_table("writers_of_table", column))
     return [name for (name,) in txn.fetchall()]

@@ -79,7 +79,7 @@ def id_stream_of(
     )
 
 
-class Lookup(enum.Enum):
+class AccessPath(enum.Enum):
     """An access path to the ids of a table."""
 
     BY_ID = "an index that begins with the id"
@@ -88,30 +88,32 @@ class Lookup(enum.Enum):
     NONE = "no index"
 
 
-def find_lookups(txn: Any, column: IdColumn) -> set[Lookup]:
+def find_access_paths(txn: Any, column: IdColumn) -> set[AccessPath]:
     """Return the access paths to a table's ids, from the system catalogue."""
     txn.execute(queries.SQL["indexes"], {"table": queries.identifier(column.table)})
     indexes = [list(columns) for columns, _ in txn.fetchall()]
-    lookups = set()
+    access_paths = set()
     if any(columns[:1] == [column.id_column] for columns in indexes):
-        lookups.add(Lookup.BY_ID)
+        access_paths.add(AccessPath.BY_ID)
     if column.writer_column is not None and any(
         columns[:2] == [column.writer_column, column.id_column] for columns in indexes
     ):
-        lookups.add(Lookup.BY_WRITER)
-    if not lookups:
+        access_paths.add(AccessPath.BY_WRITER)
+    if not access_paths:
         txn.execute(
             queries.SQL["table_size"], {"table": queries.identifier(column.table)}
         )
         (size,) = txn.fetchone()
-        lookups.add(Lookup.NONE if (size or 0) > MAX_SCANNED_BYTES else Lookup.SCAN)
-    return lookups
+        access_paths.add(
+            AccessPath.NONE if (size or 0) > MAX_SCANNED_BYTES else AccessPath.SCAN
+        )
+    return access_paths
 
 
-def best_lookup(txn: Any, column: IdColumn) -> Lookup:
+def best_access_path(txn: Any, column: IdColumn) -> AccessPath:
     """Return the best access path to all writers' ids, from the system catalogue."""
-    lookups = find_lookups(txn, column)
-    return Lookup.BY_ID if Lookup.BY_ID in lookups else lookups.pop()
+    access_paths = find_access_paths(txn, column)
+    return AccessPath.BY_ID if AccessPath.BY_ID in access_paths else access_paths.pop()
 
 
 def check_tables(txn: Any, stream: IdStream) -> None:
@@ -151,10 +153,10 @@ def farthest_id(txn: Any, stream: IdStream, column: IdColumn) -> int | None:
 
     :return: 0 if the table is empty; ``None`` if it is large and has no suitable index.
     """
-    lookup = best_lookup(txn, column)
-    if lookup is Lookup.NONE:
+    access_path = best_access_path(txn, column)
+    if access_path is AccessPath.NONE:
         return None
-    if lookup is Lookup.BY_WRITER and stream.writers:
+    if access_path is AccessPath.BY_WRITER and stream.writers:
         txn.execute(queries.for_table("writers_of_table", column))
         writers = [writer for (writer,) in txn.fetchall()]
         of_each = greatest_ids(txn, column, stream.negative, writers)

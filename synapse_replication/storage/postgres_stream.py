@@ -22,7 +22,7 @@ from synapse_replication.errors import (
 )
 from synapse_replication.storage.database import Transaction
 from synapse_replication.storage.id_streams import read_sequence
-from synapse_replication.storage.row_pages import read_page
+from synapse_replication.storage.row_pages import query_page
 from synapse_replication.storage.row_queries import (
     RowQuery,
     declared_insert,
@@ -188,7 +188,7 @@ class PostgresStream:
             upto = upto_token if upto_token <= last + distance else last
             if upto <= from_token:
                 return StreamUpdateResult([], upto, False), last
-            page = read_page(
+            page = query_page(
                 txn, self._queries, instance_name, from_token, upto, self._page_rows
             )
             return page, last

@@ -40,7 +40,7 @@ def sequence_state(sequence: str) -> str:
     return f"SELECT last_value, is_called FROM {identifier(sequence)}"
 
 
-def raise_sequence(sequence: str) -> str:
+def advance_sequence(sequence: str) -> str:
     """Advance a sequence to ``id``, unless it is at or beyond ``id``.
 
     Ids that other sessions allocate during this statement may be allocated again.

@@ -36,9 +36,9 @@ from synapse_replication.errors import CatchUpError
 from synapse_replication.handlers.interfaces import Clock
 from synapse_replication.storage import queries
 from synapse_replication.storage.id_streams import (
+    AccessPath,
     IdStream,
-    Lookup,
-    find_lookups,
+    find_access_paths,
     greatest_ids,
     read_sequence,
 )
@@ -159,12 +159,12 @@ def _greatest_rows(
     walk_from: int,
 ) -> dict[str, int]:
     """Return the greatest id of each writer that may have rows above ``low``."""
-    lookups = find_lookups(txn, column)
-    if Lookup.BY_WRITER in lookups:
+    access_paths = find_access_paths(txn, column)
+    if AccessPath.BY_WRITER in access_paths:
         txn.execute(queries.for_table("writers_of_table", column))
         writers = {writer for (writer,) in txn.fetchall()} | low.keys()
         return greatest_ids(txn, column, stream.negative, writers)
-    if Lookup.NONE in lookups:
+    if AccessPath.NONE in access_paths:
         _log.warn(
             "table {table} is not searched for rows of removed writers: it is large "
             "and no index begins with {column}; create such an index",

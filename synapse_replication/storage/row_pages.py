@@ -1,4 +1,4 @@
-"""Reading one page of a writer's rows, from one or several tables: :func:`read_page`.
+"""Reading one page of a writer's rows, from one or several tables: :func:`query_page`.
 
 Theory of operation: every query of a stream reads rows in order of their tokens, from
 the lower bound on, and stops after a page of rows, but never within a token. A stream
@@ -18,7 +18,7 @@ from synapse_replication.storage.row_queries import RowQuery
 from synapse_replication.streams.stream import EncodedUpdates, StreamUpdateResult
 
 
-def read_page(
+def query_page(
     txn: Transaction,
     queries: Iterable[RowQuery],
     instance_name: str,
@@ -45,13 +45,13 @@ def read_page(
                 "limit": limit,
             },
         )
-        records = txn.fetchall()
-        if len(records) >= limit:
-            upto = records[-1][0]
+        rows = txn.fetchall()
+        if len(rows) >= limit:
+            upto = rows[-1][0]
         if query.distinct:
-            records = sorted(set(records) - seen)
-            seen.update(records)
-        found += records
+            rows = sorted(set(rows) - seen)
+            seen.update(rows)
+        found += rows
     # The sort is stable: within a token, rows of an earlier query stay first.
     found.sort(key=itemgetter(0))
     updates = [

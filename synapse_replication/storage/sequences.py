@@ -18,9 +18,9 @@ from twisted.logger import Logger
 from synapse_replication.errors import SequenceBehindError
 from synapse_replication.storage import queries
 from synapse_replication.storage.id_streams import (
+    AccessPath,
     IdStream,
-    Lookup,
-    best_lookup,
+    best_access_path,
     farthest_id,
     read_sequence,
 )
@@ -186,7 +186,8 @@ def _known_farthest_id(txn: Any, stream: IdStream, column: IdColumn) -> int:
 
 
 def _ids_beyond(txn: Any, stream: IdStream, column: IdColumn, low: int) -> list[int]:
-    of_writer = best_lookup(txn, column) is Lookup.BY_WRITER and bool(stream.writers)
+    access_path = best_access_path(txn, column)
+    of_writer = access_path is AccessPath.BY_WRITER and bool(stream.writers)
     query = queries.ids_between(column, stream.negative, of_writer=of_writer)
     bounds = {"after": low, "up_to": MAX_ID, "limit": MAX_ROWS_AT_START}
     ids: list[int] = []
@@ -251,7 +252,7 @@ def load_positions(
     committed = _committed_ids(txn, stream, farthest, stored)
     is_writer = instance_name in stream.writers
     if raise_to_tables:
-        _raise_sequence(txn, stream, greatest)
+        _advance_sequence(txn, stream, greatest)
     last = _read_checked_sequence(txn, stream, farthest, stored, repair=is_writer)
     stored = _without_implausible(stream, stored, last)
     complete = FIRST_POSITION if stored else max(greatest, FIRST_POSITION)
@@ -273,14 +274,14 @@ def load_positions(
     return positions
 
 
-def _raise_sequence(txn: Any, stream: IdStream, greatest: int) -> None:
+def _advance_sequence(txn: Any, stream: IdStream, greatest: int) -> None:
     last = read_sequence(txn, stream.sequence)
     if last > FIRST_POSITION and greatest - last > stream.plausible_distance:
         # A single corrupt row must not use up the ids. The caller raises an error next.
         return
     if greatest > last:
         txn.execute(
-            queries.raise_sequence(stream.sequence),
+            queries.advance_sequence(stream.sequence),
             {"sequence": queries.identifier(stream.sequence), "id": greatest},
         )
         _log.warn(

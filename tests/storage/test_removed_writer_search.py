@@ -16,7 +16,7 @@ from synapse_replication.clock import ReactorClock
 from synapse_replication.errors import CatchUpError
 from synapse_replication.storage import removed_writer_search
 from synapse_replication.storage.database import connect
-from synapse_replication.storage.id_streams import IdStream, Lookup
+from synapse_replication.storage.id_streams import AccessPath, IdStream
 from synapse_replication.storage.open_transactions import POLL_SECONDS
 from synapse_replication.storage.removed_writer_search import (
     RemovedWriterFinder,
@@ -178,7 +178,9 @@ class SurveyWritersTests(RemovedWritersTestCase):
     def test_big_table_without_index(self) -> None:
         """A big table without an index is not read."""
         self.patch(
-            removed_writer_search, "find_lookups", lambda txn, column: {Lookup.NONE}
+            removed_writer_search,
+            "find_access_paths",
+            lambda txn, column: {AccessPath.NONE},
         )
         self.write_rows("old", 2)
         self.assertEqual(self.survey({}).greatest, {})

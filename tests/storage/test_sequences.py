@@ -9,9 +9,9 @@ from twisted.trial.unittest import SynchronousTestCase
 from synapse_replication.errors import SequenceBehindError
 from synapse_replication.storage.id_streams import (
     MAX_SCANNED_BYTES,
+    AccessPath,
     IdStream,
-    Lookup,
-    best_lookup,
+    best_access_path,
     read_sequence,
 )
 from synapse_replication.storage.sequences import (
@@ -291,15 +291,15 @@ class LoadPositionsTests(PostgresMixin, SynchronousTestCase):
         self.assertEqual(self.load("first", undeclared).all_positions(), {"first": 6})
         self.assertEqual(self.stored(), {"first": 2})
 
-    def test_lookup(self) -> None:
+    def test_access_path(self) -> None:
         """
         The method of looking up ids depends on the indexes and the size of the table.
         """
         column = FOOBAR.tables[0]
         with self.connection.cursor() as cursor:
-            self.assertIs(best_lookup(cursor, column), Lookup.BY_ID)
+            self.assertIs(best_access_path(cursor, column), AccessPath.BY_ID)
             self.sql("DROP INDEX foobar_id")
-            self.assertIs(best_lookup(cursor, column), Lookup.SCAN)
+            self.assertIs(best_access_path(cursor, column), AccessPath.SCAN)
             for index in (
                 "(stream_id) WHERE data IS NULL",
                 "(lower(data), stream_id)",
@@ -307,15 +307,15 @@ class LoadPositionsTests(PostgresMixin, SynchronousTestCase):
                 "USING hash (stream_id)",
             ):
                 self.sql(f"CREATE INDEX ON foobar {index}")
-                self.assertIs(best_lookup(cursor, column), Lookup.SCAN, index)
+                self.assertIs(best_access_path(cursor, column), AccessPath.SCAN, index)
             self.sql(
                 "INSERT INTO foobar SELECT 1, 'first', repeat('x', 1900)"
                 f" FROM generate_series(1, {MAX_SCANNED_BYTES // 8192 * 4 + 4})"
             )
-            self.assertIs(best_lookup(cursor, column), Lookup.NONE)
+            self.assertIs(best_access_path(cursor, column), AccessPath.NONE)
             self.assertEqual(self.load("first").announced, 1)
             self.sql("CREATE INDEX ON foobar (instance_name, stream_id)")
-            self.assertIs(best_lookup(cursor, column), Lookup.BY_WRITER)
+            self.assertIs(best_access_path(cursor, column), AccessPath.BY_WRITER)
 
     def test_big_table_is_never_scanned(self) -> None:
         """

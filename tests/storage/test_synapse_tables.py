@@ -12,7 +12,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.storage.committed import RowIds, row_ids_of
 from synapse_replication.storage.database import Transaction
-from synapse_replication.storage.row_pages import read_page
+from synapse_replication.storage.row_pages import query_page
 from synapse_replication.storage.synapse_tables import STANDARD_QUERIES
 from synapse_replication.streams.id_column import IdColumn
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS
@@ -69,7 +69,7 @@ class StandardQueriesTests(SynchronousTestCase):
         """The queries return the rows that the writer sends, in the writer's order."""
         for (name, writer), expected in ON_THE_WIRE.items():
             with self.subTest(stream=name, writer=writer):
-                result = read_page(
+                result = query_page(
                     self.txn, STANDARD_QUERIES[name], writer, 0, 100, 1000
                 )
                 self.assertEqual(list(result.updates), expected)
@@ -89,7 +89,9 @@ class StandardQueriesTests(SynchronousTestCase):
                 updates: list[tuple[int, Any]] = []
                 at = after
                 while True:
-                    page = read_page(self.txn, STANDARD_QUERIES[name], writer, at, 9, 1)
+                    page = query_page(
+                        self.txn, STANDARD_QUERIES[name], writer, at, 9, 1
+                    )
                     self.assertTrue(
                         all(at < t <= page.upto_token for t, _ in page.updates)
                     )
@@ -109,7 +111,7 @@ class StandardQueriesTests(SynchronousTestCase):
             expected = [
                 update for update in ON_THE_WIRE[name, writer] if 2 < update[0] <= 4
             ]
-            result = read_page(self.txn, STANDARD_QUERIES[name], writer, 2, 4, 1000)
+            result = query_page(self.txn, STANDARD_QUERIES[name], writer, 2, 4, 1000)
             self.assertEqual(list(result.updates), expected, name)
 
     def test_deleted_event_does_not_end_a_page(self) -> None:
@@ -119,9 +121,9 @@ class StandardQueriesTests(SynchronousTestCase):
             "(21, '$bad', 'p9')"
         )
 
-        page = read_page(self.txn, STANDARD_QUERIES["events"], "p9", 0, 30, 1)
+        page = query_page(self.txn, STANDARD_QUERIES["events"], "p9", 0, 30, 1)
         self.assertEqual(page, StreamUpdateResult([], 20, True))
-        page = read_page(self.txn, STANDARD_QUERIES["events"], "p9", 20, 30, 1)
+        page = query_page(self.txn, STANDARD_QUERIES["events"], "p9", 20, 30, 1)
         self.assertEqual([token for token, _ in page.updates], [21])
 
     def test_catch_up_walks_an_index(self) -> None:

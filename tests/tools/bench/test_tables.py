@@ -10,7 +10,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from scripts.tools.bench.tables import fill_events, make_generator_tables
 from scripts.tools.bench.traffic import WRITER, row_of
-from synapse_replication.storage.row_pages import read_page
+from synapse_replication.storage.row_pages import query_page
 from synapse_replication.storage.synapse_tables import STANDARD_QUERIES
 from synapse_replication.testing.servers import shared_postgres
 
@@ -27,7 +27,7 @@ class TablesTests(SynchronousTestCase):
             contextlib.closing(psycopg2.connect(self.dsn)) as connection,
             connection.cursor() as cursor,
         ):
-            page = read_page(
+            page = query_page(
                 cursor,  # type: ignore[arg-type]
                 STANDARD_QUERIES["events"],
                 WRITER,
