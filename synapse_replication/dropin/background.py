@@ -58,9 +58,9 @@ class BackgroundProcessPool:
         self, start_process: Callable[[str, _Function], Deferred[Any]]
     ) -> None:
         self._start_process = start_process
-        self._context = importlib.import_module("synapse.logging.context")
+        self._log_context_module = importlib.import_module("synapse.logging.context")
         #: The log context of each kind of work, by description.
-        self._held: dict[str, Any] = {}
+        self._log_contexts: dict[str, Any] = {}
         self._held_until: list[Deferred[None]] = []
         self._is_stopped = False
 
@@ -75,14 +75,16 @@ class BackgroundProcessPool:
         :return: an awaitable that resolves when ``func`` has ended, and never raises.
         """
         work = _Work()
-        held = self._held
-        if description not in held and not self._is_stopped:
+        log_contexts = self._log_contexts
+        if description not in log_contexts and not self._is_stopped:
             self._start_process(description, lambda: self._hold(description))
-        if description not in held:
-            self._start_process(description, lambda: self._finish(work, func))
+        if description not in log_contexts:
+            self._start_process(
+                description, lambda: self._run_in_own_process(work, func)
+            )
             return work
-        set_context = self._context.set_current_context
-        previous = set_context(held[description])
+        set_context = self._log_context_module.set_current_context
+        previous = set_context(log_contexts[description])
         # All steps of the work must run in one contextvars context, which no other code
         # uses: a span that the work opens is the current span of that context.
         context = contextvars.copy_context()
@@ -106,15 +108,15 @@ class BackgroundProcessPool:
         Each piece of work that is started later has a background process of its own.
         """
         self._is_stopped = True
-        self._held.clear()
+        self._log_contexts.clear()
         held_until, self._held_until = self._held_until, []
-        with self._context.PreserveLoggingContext():
+        with self._log_context_module.PreserveLoggingContext():
             for until in held_until:
                 until.callback(None)
 
     async def _hold(self, description: str) -> None:
         until: Deferred[None] = Deferred()
-        self._held[description] = self._context.current_context()
+        self._log_contexts[description] = self._log_context_module.current_context()
         self._held_until.append(until)
         await make_yieldable(until)
 
@@ -131,7 +133,9 @@ class BackgroundProcessPool:
             except Exception as raised:  # noqa: BLE001 -- raised by _fail()
                 error = raised
             # Reset the log context: the reactor's next call must not inherit it.
-            self._context.set_current_context(self._context.SENTINEL_CONTEXT)
+            self._log_context_module.set_current_context(
+                self._log_context_module.SENTINEL_CONTEXT
+            )
             self._end(work)
             if error is not None:
                 self._fail(description, error)
@@ -142,7 +146,7 @@ class BackgroundProcessPool:
         """Raise an error in a background process, so that the host logs it."""
         self._start_process(description, lambda: _raise(error))
 
-    async def _finish(self, work: _Work, func: _Function) -> None:
+    async def _run_in_own_process(self, work: _Work, func: _Function) -> None:
         try:
             await func()
         finally:
@@ -151,7 +155,7 @@ class BackgroundProcessPool:
     def _end(self, work: _Work) -> None:
         waiters = work.finish()
         if waiters:
-            with self._context.PreserveLoggingContext():
+            with self._log_context_module.PreserveLoggingContext():
                 for waiter in waiters:
                     waiter.callback(None)
 

@@ -15,8 +15,8 @@ from typing import NoReturn
 
 from synapse_replication.dropin.replaced_names import (
     PARTS,
-    PROVEN_VERSIONS,
     SUBSTITUTIONS,
+    TESTED_VERSIONS,
 )
 from synapse_replication.dropin.settings import DropInSettings
 from synapse_replication.dropin.substitution import Substitution, SubstitutionError
@@ -54,12 +54,12 @@ def installed_version() -> str | None:
 
 def version_problem(version: str | None) -> str | None:
     """Return why a version counts as untested; ``None`` if it was tested."""
-    proven = ", ".join(PROVEN_VERSIONS)
+    tested = ", ".join(TESTED_VERSIONS)
     if version is None:
         return f"{DISTRIBUTION} is not installed in the environment of {sys.executable}"
-    if version not in PROVEN_VERSIONS:
+    if version not in TESTED_VERSIONS:
         return (
-            f"{DISTRIBUTION} {version} was not tested; the tested versions are {proven}"
+            f"{DISTRIBUTION} {version} was not tested; the tested versions are {tested}"
         )
     return None
 
@@ -137,7 +137,7 @@ def describe_substitutions(substitutions: Sequence[Substitution]) -> str:
         [
             *lines,
             "",
-            f"Tested with {DISTRIBUTION} {', '.join(PROVEN_VERSIONS)}; "
+            f"Tested with {DISTRIBUTION} {', '.join(TESTED_VERSIONS)}; "
             f"installed here: {found}.",
         ]
     )

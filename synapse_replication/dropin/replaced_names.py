@@ -14,7 +14,7 @@ from synapse_replication.data_files import read_table
 from synapse_replication.dropin.substitution import Substitution
 
 #: The versions of matrix-synapse with which this table was tested.
-PROVEN_VERSIONS: Final = ("1.153.0", "1.163.0", "1.163.1", "1.163.2")
+TESTED_VERSIONS: Final = ("1.153.0", "1.163.0", "1.163.1", "1.163.2")
 
 #: The parts that an operator can select, each with its description.
 PARTS: Final = {

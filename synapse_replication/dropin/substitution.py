@@ -7,7 +7,7 @@ with the installed host, whose modules it imports, and replaces nothing.
 that imported it with ``from ... import``, so that the modules of the host do not use a
 mixture of both implementations.
 
-``table.py`` lists the names.
+``replaced_names.py`` reads the names from ``replaced_names.csv``.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from synapse_replication.cli.common import EXIT_USAGE
 from synapse_replication.cli.exec import exec_command
 from synapse_replication.dropin.launcher import DISTRIBUTION
-from synapse_replication.dropin.replaced_names import PROVEN_VERSIONS
+from synapse_replication.dropin.replaced_names import TESTED_VERSIONS
 
 
 class ExecTests(SynchronousTestCase):
@@ -25,7 +25,7 @@ class ExecTests(SynchronousTestCase):
         self.assertEqual(result.exit_code, 0, result.output)
         self.assertIn("synapse.replication.tcp.redis.lazyConnection", result.output)
         self.assertNotIn("MultiWriterIdGenerator", result.output)
-        for version in PROVEN_VERSIONS:
+        for version in TESTED_VERSIONS:
             self.assertIn(version, result.output)
 
     def test_nothing_to_run(self) -> None:

@@ -11,8 +11,8 @@ from synapse_replication.dropin.launcher import (
 )
 from synapse_replication.dropin.replaced_names import (
     PARTS,
-    PROVEN_VERSIONS,
     SUBSTITUTIONS,
+    TESTED_VERSIONS,
 )
 from synapse_replication.dropin.substitution import SubstitutionError
 
@@ -47,13 +47,13 @@ class VersionProblemTests(SynchronousTestCase):
 
     def test_tested(self) -> None:
         """A tested version has no problem."""
-        self.assertIs(version_problem(PROVEN_VERSIONS[0]), None)
+        self.assertIs(version_problem(TESTED_VERSIONS[0]), None)
 
     def test_other(self) -> None:
         """The problem of another version names this version and the tested ones."""
         problem = version_problem("0.1") or ""
         self.assertIn("0.1", problem)
-        self.assertIn(PROVEN_VERSIONS[-1], problem)
+        self.assertIn(TESTED_VERSIONS[-1], problem)
         self.assertIn("not installed", version_problem(None) or "")
 
 
