@@ -135,8 +135,8 @@ class LossMeter(ReplicationObserver):
     Use it in the reactor's thread. As an observer of the links, it notices when one of
     them is down.
 
-    :param names: the name of each stream with stored positions on the wire, by its name
-        in ``stream_positions``.
+    :param wire_names: the name of each stream with stored positions on the wire, by its
+        name in ``stream_positions``.
     :param tables: the ids of the rows of each stream, by its name on the wire.
     :param links: the number of links.
     :param observer: notified of rows that were never announced, and of failures.
@@ -144,7 +144,7 @@ class LossMeter(ReplicationObserver):
     :param patience: how long a committed row may wait for its announcement, in s.
     """
 
-    _names: Mapping[str, str]
+    _wire_names: Mapping[str, str]
     _tables: Mapping[str, Sequence[RowIds]]
     _database: TransactionRunner
     _clock: Clock
@@ -154,7 +154,7 @@ class LossMeter(ReplicationObserver):
     _patience: float = attrs.field(default=PATIENCE, kw_only=True)
 
     def __attrs_post_init__(self) -> None:
-        self._unstored = self._tables.keys() - set(self._names.values())
+        self._unstored = self._tables.keys() - set(self._wire_names.values())
         self._has_found_tables = False
         self._writers: dict[Key, _Writer] = {}
         self._timer = Timer(self._clock)
@@ -162,9 +162,9 @@ class LossMeter(ReplicationObserver):
         self._observing_since: float | None = None
         self._observed = 0.0
         #: Incremented when a link is lost: what was read before is not compared.
-        self._gap = 0
-        #: The gap since which positions have been read.
-        self._began_after: int | None = None
+        self._link_losses = 0
+        #: Its value when the baseline was read: the positions from which to verify.
+        self._link_losses_at_baseline: int | None = None
 
     # -- starting and stopping --------------------------------------------------------
 
@@ -212,7 +212,7 @@ class LossMeter(ReplicationObserver):
     def _connection_lost(self, event: LinkDown) -> None:
         """Record that a link is down: what is announced meanwhile is not observed."""
         self._links_down += 1
-        self._gap += 1
+        self._link_losses += 1
         self._observed, self._observing_since = self.observed(), None
         for writer in self._writers.values():
             writer.missing = {token: writer.missing[token] for token in writer.lost}
@@ -272,17 +272,19 @@ class LossMeter(ReplicationObserver):
         if self._links_down:
             self._schedule()
             return
-        gap = self._gap
+        link_losses = self._link_losses
         ranges = {
             key: (writer.ledger.verified, writer.bound)
             for key, writer in self._writers.items()
-            if gap == self._began_after and writer.is_due() and self._is_alone(key)
+            if link_losses == self._link_losses_at_baseline
+            and writer.is_due()
+            and self._is_alone(key)
         }
         self._database.transact(
             "read_committed_tokens", lambda txn: self._read(txn, ranges)
-        ).addCallbacks(self._compare, self._failed, callbackArgs=(gap,)).addBoth(
-            lambda _: self._schedule()
-        )
+        ).addCallbacks(
+            self._compare, self._failed, callbackArgs=(link_losses,)
+        ).addBoth(lambda _: self._schedule())
 
     def _is_alone(self, key: Key) -> bool:
         """Return whether the rows of a writer can be told from those of others."""
@@ -306,9 +308,9 @@ class LossMeter(ReplicationObserver):
         }
         txn.execute(queries.SQL["all_positions"])
         positions = {
-            (self._names[stored], instance_name): abs(id_)
+            (self._wire_names[stored], instance_name): abs(id_)
             for stored, instance_name, id_ in txn.fetchall()
-            if stored in self._names
+            if stored in self._wire_names
         }
         for name in self._unstored:
             for each in tables[name]:
@@ -318,9 +320,9 @@ class LossMeter(ReplicationObserver):
                 positions |= {(name, writer): id_ for writer, id_ in newest.items()}
         return _Read(tables, positions, committed)
 
-    def _compare(self, read: _Read, gap: int) -> None:
+    def _compare(self, read: _Read, link_losses: int) -> None:
         self._tables, self._has_found_tables = read.tables, True
-        if gap != self._gap:
+        if link_losses != self._link_losses:
             return
         now = self._clock.seconds()
         for key, (tokens, upto) in read.committed.items():
@@ -333,11 +335,11 @@ class LossMeter(ReplicationObserver):
                     writer.tally.lost += 1
         for key, position in read.positions.items():
             writer = self._writers.setdefault(key, _Writer())
-            if writer.bound is None or gap != self._began_after:
+            if writer.bound is None or link_losses != self._link_losses_at_baseline:
                 writer.ledger.skip_to(position)
             writer.bound = position
-        if gap != self._began_after:
-            self._began_after = gap
+        if link_losses != self._link_losses_at_baseline:
+            self._link_losses_at_baseline = link_losses
             _log.info(
                 "Verifying what {count} writers commit from now on",
                 count=len(read.positions),

@@ -29,7 +29,7 @@ from twisted.logger import (
 from twisted.python.failure import Failure
 
 from synapse_replication.errors import ReplicationError
-from synapse_replication.instrumentation.json_logs import to_json
+from synapse_replication.instrumentation.json_logs import json_line
 from synapse_replication.instrumentation.log_file import LogFile
 from synapse_replication.instrumentation.log_lines import clean_lines
 
@@ -66,7 +66,7 @@ def start_logging(
     """
     predicate = LogLevelFilterPredicate()
     file: Any = stream
-    write = FileLogObserver(file, to_json if as_json else _to_text)
+    write = FileLogObserver(file, json_line if as_json else _to_text)
     observer = FilteringLogObserver(write, [predicate])
     globalLogBeginner.beginLoggingTo([observer], redirectStandardIO=False)
 

@@ -24,7 +24,7 @@ _RESERVED = frozenset({"time", "level", "logger", "message", "error"})
 _LEGACY = frozenset({"format", "isError", "system", "printed", "why"})
 
 
-def to_json(event: LogEvent) -> str:
+def json_line(event: LogEvent) -> str:
     """Return a log event as one line of JSON."""
     moment = datetime.fromtimestamp(event["log_time"], timezone.utc)
     level = event.get("log_level")

@@ -24,9 +24,9 @@ from synapse_replication.pipeline.schemas import WIRE_SCHEMA
 from synapse_replication.recordings.reader import (
     Record,
     RecordingError,
+    decompressed,
     is_compressed,
     read_records,
-    unpacked,
 )
 from synapse_replication.wire import commands
 
@@ -168,7 +168,9 @@ class _ListedLines:
 
 def _records_of(part: _File) -> Iterator[Record | RecordingError]:
     with part.path.open("rb") as file:
-        lines = unpacked(file) if part.is_compressed else _ListedLines(file, part.size)
+        lines = (
+            decompressed(file) if part.is_compressed else _ListedLines(file, part.size)
+        )
         yield from read_records(lines.readline)
 
 

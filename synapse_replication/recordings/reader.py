@@ -79,10 +79,10 @@ _decode = msgspec.json.Decoder(_Line).decode
 
 def is_compressed(file: IO[bytes]) -> bool:
     """Return whether a file is compressed with gzip or xz, and rewind the file."""
-    return unpacked(file) is not file
+    return decompressed(file) is not file
 
 
-def unpacked(file: IO[bytes]) -> IO[bytes]:
+def decompressed(file: IO[bytes]) -> IO[bytes]:
     """Return a file that reads the decompressed content of ``file``.
 
     :param file: a file at its start, compressed or not. The caller closes it.
@@ -104,7 +104,7 @@ def read_records(readline: Callable[[int], bytes]) -> Iterator[Record | Recordin
     skipped.
 
     :param readline: returns a line with its line end, or its first bytes, of an
-        uncompressed file, or of the result of :func:`unpacked`.
+        uncompressed file, or of the result of :func:`decompressed`.
     :raises OSError: if the file cannot be read.
     """
     number = 1
@@ -158,4 +158,4 @@ def read_recording(path: Path) -> Iterator[Record | RecordingError]:
     :raises OSError: if the file cannot be opened or read.
     """
     with path.open("rb") as file:
-        yield from read_records(unpacked(file).readline)
+        yield from read_records(decompressed(file).readline)

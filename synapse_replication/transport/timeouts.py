@@ -35,16 +35,16 @@ class Timeout:
         *args: object,
     ) -> None:
         self._clock = clock
-        self._step = seconds / CALLS_PER_TIMEOUT
-        self._left = CALLS_PER_TIMEOUT
+        self._interval = seconds / CALLS_PER_TIMEOUT
+        self._calls_left = CALLS_PER_TIMEOUT
         self._func = func
         self._args = args
-        self._call: IDelayedCall = clock.callLater(self._step, self._step_ended)
+        self._call: IDelayedCall = clock.callLater(self._interval, self._interval_ended)
 
-    def _step_ended(self) -> None:
-        self._left -= 1
-        if self._left:
-            self._call = self._clock.callLater(self._step, self._step_ended)
+    def _interval_ended(self) -> None:
+        self._calls_left -= 1
+        if self._calls_left:
+            self._call = self._clock.callLater(self._interval, self._interval_ended)
         else:
             self._func(*self._args)
 
@@ -61,7 +61,7 @@ class Timeout:
         self._call.cancel()
 
 
-def stop(timer: Timeout | None) -> None:
+def stop(timeout: Timeout | None) -> None:
     """Cancel a timeout that is pending, if there is one."""
-    if timer is not None and timer.active():
-        timer.cancel()
+    if timeout is not None and timeout.active():
+        timeout.cancel()

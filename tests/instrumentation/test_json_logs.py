@@ -17,14 +17,14 @@ from synapse_replication.handlers.events import (
     GapFound,
     StreamConnected,
 )
-from synapse_replication.instrumentation.json_logs import to_json
+from synapse_replication.instrumentation.json_logs import json_line
 from synapse_replication.instrumentation.logs import LoggingObserver
 
 
 class ToJsonTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.out = io.StringIO()
-        observer = FileLogObserver(self.out, to_json)
+        observer = FileLogObserver(self.out, json_line)
         self.logger = Logger("replication", observer=LogPublisher(observer))
 
     def lines(self) -> list[Any]:

@@ -51,7 +51,7 @@ from synapse_replication.handlers.events import (
 from synapse_replication.handlers.handler import ReplicationCommandHandler
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.instrumentation.composite import CompositeObserver
-from synapse_replication.instrumentation.json_logs import to_json
+from synapse_replication.instrumentation.json_logs import json_line
 from synapse_replication.instrumentation.logs import LoggingObserver
 from synapse_replication.instrumentation.prometheus import (
     PrometheusObserver,
@@ -175,7 +175,7 @@ class Watch:
         seen = [self.texts.getvalue()]
         for event in self.events:
             seen.append(eventAsText(event, includeTraceback=True))
-            seen.append(to_json(event))
+            seen.append(json_line(event))
             # All other fields that an operator's log observer receives.
             seen += [repr(v) for k, v in event.items() if k != "log_logger"]
         seen.append(generate_latest(self.registry).decode())

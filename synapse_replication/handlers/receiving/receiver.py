@@ -282,23 +282,23 @@ class StreamReceiver:
 
     # -- the queue --------------------------------------------------------------------
 
-    def _consume(self, queued: _Item) -> Awaitable[None] | None:
-        if isinstance(queued, Step):
-            return self._take_step(queued)
-        if not isinstance(queued, tuple):
-            return queued()
-        link, item = queued
-        if isinstance(item, RdataGroup):
-            waiting = self._rows.handle(link, item)
-            return waiting and self._finish(link, [item], waiting)
-        if isinstance(item, InterleavedGroup):
-            waiting = self._rows.handle_interleaved(link, item)
-            return self._finish(link, item.groups(), waiting)
-        writer = self._writers.refreshed(item.instance_name)
+    def _consume(self, item: _Item) -> Awaitable[None] | None:
+        if isinstance(item, Step):
+            return self._take_step(item)
+        if not isinstance(item, tuple):
+            return item()
+        link, received = item
+        if isinstance(received, RdataGroup):
+            waiting = self._rows.handle(link, received)
+            return waiting and self._finish(link, [received], waiting)
+        if isinstance(received, InterleavedGroup):
+            waiting = self._rows.handle_interleaved(link, received)
+            return self._finish(link, received.groups(), waiting)
+        writer = self._writers.refreshed(received.instance_name)
         if writer.reader.request is not None:
-            self._park(writer, link, item)
+            self._park(writer, link, received)
             return None
-        self._handle_announcement(writer, link, item)
+        self._handle_announcement(writer, link, received)
         return self._catch_ups.proceed(writer)
 
     async def _finish(
@@ -395,21 +395,21 @@ class StreamReceiver:
         if isinstance(item, PositionCommand):
             superseded = reader.drop_unfinished(link)
             context.discard(name, DiscardReason.SUPERSEDED_BY_POSITION, superseded)
-            found = reader.announced(link, item.prev_token, item.new_token, now)
-            if found in (Finding.NOTHING, Finding.AHEAD):
+            finding = reader.announced(link, item.prev_token, item.new_token, now)
+            if finding in (Finding.NOTHING, Finding.AHEAD):
                 context.discard(name, DiscardReason.REDUNDANT_POSITION, 1)
                 context.report_position(name)
-            if found is Finding.AHEAD:
+            if finding is Finding.AHEAD:
                 observer.observe(
                     AheadOfWriter(context.name, name, position, item.new_token)
                 )
         elif isinstance(item, ReportedPosition):
-            found = reader.reported(link, item.prev_token, item.token, now)
-            if found is Finding.AHEAD:
+            finding = reader.reported(link, item.prev_token, item.token, now)
+            if finding is Finding.AHEAD:
                 observer.observe(
                     AheadOfWriter(context.name, name, position, item.token)
                 )
-            elif found is Finding.GAP and not item.is_first:
+            elif finding is Finding.GAP and not item.is_first:
                 observer.observe(GapFound(context.name, name, position, item.token))
         elif isinstance(item, ReportedEpoch):
             reader.epoch_reported(
@@ -450,7 +450,7 @@ class StreamReceiver:
             self._give_up_item(*writer.parked.popleft())
         writer.parked_size = 0
 
-    def _give_up(self, waiting: Iterable[Queued[_Item]]) -> list[Queued[_Item]]:
+    def _give_up(self, queued_items: Iterable[Queued[_Item]]) -> list[Queued[_Item]]:
         """Handle a full queue's items without delivering their rows.
 
         :return: the items that remain in the queue.
@@ -458,7 +458,7 @@ class StreamReceiver:
         self._rows.overflow_count += 1
         kept = []
         given_up: dict[str, None] = {}
-        for queued in waiting:
+        for queued in queued_items:
             if isinstance(queued.item, Step) and queued.item.begin is None:
                 given_up[queued.item.writer.name] = None
                 continue
