@@ -29,7 +29,7 @@ BATCH = 4
 #: writes nothing sends the first heartbeat 30 s after its hello.
 REST = 45.0
 #: The number of processes that are started one after another, to measure one start.
-EXTRA = 4
+EXTRA = 20
 
 
 @attrs.frozen
