@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import statistics
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from twisted.internet import reactor  # noqa: TID251 -- real sockets
 from twisted.internet.endpoints import TCP4ClientEndpoint, TCP4ServerEndpoint
@@ -32,13 +33,18 @@ CONGESTED = ("bad", CloseReason.CONGESTED, "Failed to keep up")
 
 
 class Peer:
-    """The server's handler: sends rows to every peer that connects."""
+    """The server's handler: sends rows to every peer that connects.
+
+    :ivar accepted: all connections, also those that are closed.
+    """
 
     def __init__(self) -> None:
         self.connections: list[ReplicationConnection] = []
+        self.accepted: list[Any] = []
 
     def new_connection(self, connection: ReplicationConnection) -> None:
         self.connections.append(connection)
+        self.accepted.append(connection)
 
     def received(
         self, connection: ReplicationConnection, items: Sequence[ReceivedItem]
@@ -182,7 +188,7 @@ class CongestionTests(TestCase):
         """Return name, reason and text of each connection that was closed."""
         return [
             (each.name, each.close_reason, each.close_text)
-            for each in self.factory.connections
+            for each in self.server.accepted
             if each.close_reason is not None
         ]
 
