@@ -21,8 +21,9 @@ from functools import partial
 from typing import Any
 
 from msgspec import Struct
+from twisted.internet.defer import Deferred
 
-from synapse_replication.errors import CatchUpError, RowsLostError
+from synapse_replication.errors import RowsLostError
 from synapse_replication.handlers.events import (
     CatchUpEvent,
     CatchUpFailed,
@@ -92,8 +93,8 @@ class CatchUps:
         # The source of a stream that is held in memory already queries the writer.
         held_in_memory = context.description.held_in_memory
         self._partial = None if held_in_memory else context.partial
-        #: The fetches that are in progress; each awaitable never fails.
-        self.fetches: dict[Fetch, Awaitable[object]] = {}
+        #: The fetches that are in progress; each Deferred fires when it has ended.
+        self.fetches: dict[Fetch, Deferred[None]] = {}
         self._actions: dict[
             type[object], Callable[[Writer, Any], Awaitable[None] | None]
         ] = {
@@ -144,7 +145,8 @@ class CatchUps:
             return
         try:
             page = reader.page_fetched(fetch, result)
-        except CatchUpError as error:
+        except Exception as error:  # noqa: BLE001 -- reported to the observer
+            # The host's own source may have returned anything.
             self._fail(writer, error)
             return
         if page is None:
@@ -239,15 +241,14 @@ class CatchUps:
                 result, is_partial = error, False
             seconds = context.clock.seconds() - started
             context.observer.observe(CatchUpStepEnded(event, seconds))
-            self.fetches.pop(fetch, None)
             handle = partial(self._handle_page, writer, fetch, result, is_partial)
             self._enqueue(Step(writer, handle))
+            self.fetches.pop(fetch).callback(None)
 
-        is_running = context.run_as_background_process(
+        self.fetches[fetch] = Deferred()
+        context.run_as_background_process(
             f"replication_catch_up_{context.name}", fetch_page
         )
-        if writer.reader.request is fetch:
-            self.fetches[fetch] = is_running
 
     async def _fetch(
         self, writer: Writer, fetch: Fetch

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import CatchUpError
@@ -25,6 +28,15 @@ class PageTests(SynchronousTestCase):
             fixture.host.observer.catch_ups,
             [CatchUpEvent("events", "w", start, 7) for start in (0, 2, 4, 6)],
         )
+
+    def test_source_that_answers_at_once(self) -> None:
+        """A source need not wait for anything before it returns a page."""
+        fixture = receiving()
+        fixture.stream.persist("w", 5, ["a"])
+        fixture.receive("POSITION events w 5 5")
+        self.assertEqual(fixture.texts(), [("w", 5, ["a"])])
+        idle = Deferred.fromCoroutine(fixture.handler.wait_until_idle())
+        self.successResultOf(idle)
 
     def test_rows_of_a_token_stay_together(self) -> None:
         """The rows of one token are delivered together, even across a page boundary."""
@@ -236,6 +248,17 @@ class FailureTests(SynchronousTestCase):
             [retry_in for *_, retry_in in fixture.host.observer.catch_up_failures],
             [1, 2, 4, 8, 8],
         )
+
+    def test_malformed_page(self) -> None:
+        """A source that returns no valid page is retried like one that fails."""
+        fixture = receiving()
+        fixture.stream.is_held = True
+        fixture.receive("POSITION events w 5 5")
+        no_token: Any = None
+        fixture.stream.answer_with(StreamUpdateResult([], no_token, False))
+        self.assertEqual(len(fixture.host.observer.catch_up_failures), 1)
+        fixture.host.reactor.advance(1)
+        self.assertEqual(fixture.stream.waiting, 1)
 
     def test_failure_does_not_make_writer_live(self) -> None:
         """Rows that arrive after a failed catch-up wait for its successful retry."""
