@@ -107,8 +107,6 @@ class Verdict(enum.Enum):
     DELIVER = "deliver"
     FETCH = "fetch"  #: they are fetched instead
     OLD = "old"  #: they were delivered before, or cannot be placed
-    NOT_CONNECTED = "not connected"  #: no POSITION was handled on the link
-    IGNORE = "ignore"
 
 
 class Finding(enum.Enum):

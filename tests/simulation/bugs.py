@@ -324,7 +324,7 @@ FOUND_BY: Mapping[str, int] = {
     "unreadable-row": 22,
     "covered-rows": 265,
     "unregistered-id": 72,
-    "open-ids-at-restart": 219,
+    "open-ids-at-restart": 852,
     "typing-reset": 12,
     "typing-reset, saved": 12,
     "shared token": 6,

@@ -179,7 +179,7 @@ class StreamReceiver:
         if position.prev_token == token:
             # The instance may have just started, in place of a removed writer.
             self._search.request()
-        if self._writers.refreshed(instance_name).reader.follows(link, token):
+        if self._follows(link, instance_name, token):
             context.discard(instance_name, DiscardReason.REDUNDANT_POSITION, 1)
         else:
             self._put(link, position)
@@ -210,10 +210,10 @@ class StreamReceiver:
         if (
             epoch is not None
             and self._context.description.held_in_memory
-            and not self._writers.get(instance_name).reader.follows_epoch(link, epoch)
+            and not self._follows_epoch(link, instance_name, epoch)
         ):
             self._put(link, ReportedEpoch(instance_name, token, epoch, has_restarted))
-        if not self._writers.refreshed(instance_name).reader.follows(link, token):
+        if not self._follows(link, instance_name, token):
             self._put(
                 link, ReportedPosition(instance_name, prev_token, token, is_first)
             )
@@ -267,6 +267,17 @@ class StreamReceiver:
         while self._catch_ups.fetches:
             await next(iter(self._catch_ups.fetches.values()))
             await self._queue.wait_until_empty()
+
+    def _follows(self, link: Link, instance_name: str, token: int) -> bool:
+        """Return whether a position changes nothing, even after what is queued."""
+        return self._queue.is_idle and self._writers.refreshed(
+            instance_name
+        ).reader.follows(link, token)
+
+    def _follows_epoch(self, link: Link, instance_name: str, epoch: str) -> bool:
+        """Return whether an epoch changes nothing, even after what is queued."""
+        reader = self._writers.get(instance_name).reader
+        return self._queue.is_idle and reader.follows_epoch(link, epoch)
 
     def _put(self, link: Link, item: Announcement) -> None:
         self._queue.put((link, item), 1, ROW_OVERHEAD)

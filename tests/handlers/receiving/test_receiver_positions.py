@@ -122,6 +122,17 @@ class ResetTests(SynchronousTestCase):
         self.assertEqual(fixture.stream.requests, [])
         self.assertEqual(fixture.stream.current_token("w"), 0)
 
+    def test_a_reset_behind_a_row_that_waits(self) -> None:
+        """A POSITION at the handled position is a reset if a row arrived before it."""
+        fixture = receiving(resettable=True, held_in_memory=True)
+        fixture.receive("POSITION events w 0 0")
+        fixture.host.rows.is_held = True
+        fixture.receive('RDATA events w 1 ["a"]')
+        fixture.receive("POSITION events w 0 0", 'RDATA events w 1 ["b"]')
+        fixture.host.rows.is_held = False
+        fixture.host.rows.release()
+        self.assertEqual(fixture.texts(), [("w", 1, ["a"]), ("w", 1, ["b"])])
+
     def test_stored_stream_rewinds_without_fetch(self) -> None:
         """A reset of a stored stream decreases the position without a fetch."""
         fixture = receiving(resettable=True)
