@@ -45,8 +45,8 @@ HEARTBEAT_TOLERANCE = 1.0
 #: How long an instance that states no interval is remembered to expect the usual one of
 #: its peers, in s.
 EXPECTS_FOR = 60.0
-#: The limit that replaces this, in s, if all messages with the current epoch
-#: arrived within one second. It is shorter, because these messages may be forged.
+#: The limit that replaces ``silent_after``, in s, if all messages with the current
+#: epoch arrived within one second. It is shorter, because these may be forged.
 UNCONFIRMED_AFTER = 4.0
 
 

@@ -20,6 +20,7 @@ from synapse_replication.wire.commands import (
     RemoteServerUpCommand,
     UserSyncCommand,
 )
+from synapse_replication.wire.extension import MAX_STREAMS
 from synapse_replication.wire.rdata import read_lines
 from tests.support.recording_observer import RecordingHost
 
@@ -273,10 +274,14 @@ class ChainTests(SynchronousTestCase):
         self.assertEqual(net.run(), 0)
 
     def test_many_instances(self) -> None:
-        """If the names of all instances do not fit into a line, none are sent."""
+        """If a message cannot have the names of all instances, none is sent."""
         net = Net(3, [(0, 1), (1, 2)], range(3))
-        reached = frozenset(f"{number:0200}" for number in range(100))
         extension = net.instances[1].extension
         assert extension is not None
-        self.assertEqual(len(extension.relay(COMMAND, None, reached)), 0)
-        self.assertEqual(net.run(), 0)
+        for length, count in ((200, 100), (3, MAX_STREAMS)):
+            names = (f"{number:0{length}}" for number in range(count))
+            with self.subTest(count=count):
+                self.assertEqual(
+                    len(extension.relay(COMMAND, None, frozenset(names))), 0
+                )
+                self.assertEqual(net.run(), 0)

@@ -74,6 +74,7 @@ from synapse_replication.streams.backlog import Backlog
 from synapse_replication.wire import commands
 from synapse_replication.wire.extension import (
     MAX_INTERVAL,
+    MAX_STREAMS,
     ExtensionMessage,
     MessageType,
     Silence,
@@ -321,8 +322,8 @@ class ReplicationExtension(SendingListener):
         """
         hello = self._message(MessageType.HELLO)
         self._stated_interval = self._idle_interval()
-        if not self._writes:
-            # It says all that the next heartbeat would.
+        if not (self._writes or connection.is_direct):
+            # It says all that the next heartbeat would, to all peers.
             self._last_heartbeat = self._clock.seconds()
             if self._is_watched(self._last_heartbeat):
                 # All may have connected at the same time. Spread their heartbeats.
@@ -470,7 +471,7 @@ class ReplicationExtension(SendingListener):
             self._watches.watch(name, epoch, now)
             self._check_later()
         elif message.type is MessageType.GOODBYE:
-            self._watches.forget(name)
+            self._watches.forget(name, epoch)
         elif message.silence is not None:
             self._hear_of_silence(message.silence)
 
@@ -505,7 +506,7 @@ class ReplicationExtension(SendingListener):
                 # The last heartbeat may have arrived before the accusation.
                 self._contradiction_timer.start(BUSY_INTERVAL, self._send_heartbeat)
             return
-        self._watches.forget(name)
+        self._watches.forget(name, silence.epoch)
         if self._epochs.fell_silent(name, silence.epoch, now - silence.seconds):
             self._observer.observe(PeerSilent(name, silence.epoch, silence.seconds))
 
@@ -663,7 +664,7 @@ class ReplicationExtension(SendingListener):
             heartbeat_interval=self._idle_interval(),
         )
         payload = encode_message(message)
-        if len(payload) > MAX_COMMAND_LENGTH:
+        if len(payload) > MAX_COMMAND_LENGTH or len(message.reached) > MAX_STREAMS:
             # There are hundreds of instances. Let the peers relay it as a plain line.
             return ()
         for connection in receivers:

@@ -92,9 +92,10 @@ class Watches:
             else:
                 del self._watched[name]
 
-    def forget(self, name: str) -> None:
-        """Stop watching an instance."""
-        self._watched.pop(name, None)
+    def forget(self, name: str, epoch: str) -> None:
+        """Stop watching an instance, unless it has restarted since."""
+        if self._watched.get(name, ("", 0.0))[0] == epoch:
+            del self._watched[name]
 
     def next_check(self) -> float | None:
         """Return when an instance may have been silent for too long at the earliest."""

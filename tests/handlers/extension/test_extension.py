@@ -11,7 +11,7 @@ from synapse_replication import __version__
 from synapse_replication.handlers.epochs import EPOCH_CHANGE_INTERVAL, MAX_CHANGES
 from synapse_replication.handlers.events import PeerHeartbeat, Resync
 from synapse_replication.testing.doubles import MemoryConnection
-from tests.handlers.extended import Bus, ExtensionProcess, Published
+from tests.handlers.extended import Bus, BusConnection, ExtensionProcess, Published
 from tests.handlers.extension.extension_case import ExtensionTests, row, rows_of
 
 
@@ -46,6 +46,23 @@ class HeartbeatTests(ExtensionTests):
             [heartbeat.epoch for heartbeat in self.reader.observer.heartbeats[count:]],
             ["another"],
         )
+
+    def test_direct_link_that_is_lost_again_and_again(self) -> None:
+        """The hellos on one direct link do not replace the heartbeats on another."""
+        extension, connection = self.reader.extension, self.reader.connection
+        assert extension is not None
+        assert connection is not None
+        connection.is_direct = True
+        self.bus.advance(60)
+        self.bus.seen.clear()
+        for _ in range(5):
+            other = BusConnection(Bus(), "r")
+            other.is_direct = True
+            extension.extension_up(other)
+            self.bus.advance(4)
+            extension.extension_down(other)
+        senders = [message.sender for message in self.messages("heartbeat")]
+        self.assertGreaterEqual(senders.count("r"), 3)
 
 
 class GapTests(ExtensionTests):
@@ -331,6 +348,22 @@ class GapTests(ExtensionTests):
             reports = Counter(each.sender for each in self.messages("silent"))
             self.assertGreater(len(reports), 0)
             self.assertLessEqual(max(reports.values()), 10 * checks)
+
+    def test_accusation_of_an_earlier_epoch(self) -> None:
+        """A late accusation of an earlier epoch does not end the watch of the next."""
+        self.start_many(20)
+        killed, accuser = self.bus.processes[5], self.bus.processes[-1].name
+        killed.kill()
+        self.inject(
+            type="silent",
+            instance=accuser,
+            epoch=f"{accuser}-epoch",
+            every=40,
+            answers=False,
+            silent=[killed.name, "earlier", 15],
+        )
+        self.bus.advance(20)
+        self.assertFalse(self.reader.epochs.is_reporting(killed.name, self.now()))
 
     def test_nothing_is_watched_after_a_stop(self) -> None:
         """An instance that has said goodbye starts no timer any more."""
