@@ -5,8 +5,8 @@ arguments. ``synapse-replication exec`` starts this program, and passes the sett
 the environment.
 
 Theory of operation: before the module is run as ``__main__``, the selected names of
-``table.py`` are replaced, all or none, so that the module and its imports use the
-replacements. The installed Synapse is compared with the table first; if it differs,
+``replaced_names.csv`` are replaced, all or none, so that the module and its imports use
+the replacements. The installed Synapse is compared with the table first; if it differs,
 nothing is started.
 """
 

@@ -315,7 +315,7 @@ class PositionCommand(Command, frozen=True):
 
     :ivar instance_name: the writer, not the peer that relayed the line.
     :ivar prev_token: the token above which the writer has no rows up to ``new_token``;
-        in an answer to REPLICATE, ``new_token`` itself.
+        ``new_token`` itself if the writer says nothing of earlier rows.
     :ivar new_token: the writer's current token.
     """
 

@@ -255,7 +255,7 @@ RULES: tuple[Rule, ...] = (
     # among at most ten peers), and nothing has arrived for 15 s.
     Rule(StallReason.NO_LINK, _silence),
     # The writer's process said goodbye and gave no sign of life since, or its
-    # heartbeats ceased 15 s ago.
+    # heartbeats ceased: three intervals ago, at least 15 s, or its watchers say so.
     Rule(StallReason.WRITER_GONE, _gone),
     # The writer reports a position below the one of this process.
     Rule(StallReason.AHEAD_OF_WRITER, _ahead),

@@ -268,7 +268,7 @@ TABLE = """
     among at most ten peers), and nothing has arrived for 15 s.
 * - ``writer_gone``
   - The writer's process said goodbye and gave no sign of life since, or its
-    heartbeats ceased 15 s ago.
+    heartbeats ceased: three intervals ago, at least 15 s, or its watchers say so.
 * - ``ahead_of_writer``
   - The writer reports a position below the one of this process.
 * - ``database_set_back``
