@@ -2,9 +2,10 @@
 
 Theory of operation: a PING is sent when no line has been sent for 5 s, unless the
 transport is paused. After the peer's first PING, the connection is closed when nothing
-has arrived for 25 s; a peer that never sends PING may be a person using a terminal, so
-this limit does not apply to it. A client waits 10 s for SERVER, so that connecting to a
-wrong port is reported; a server waits 60 s for NAME.
+has arrived for 25 s. A client that never sends PING may be a person using a terminal,
+so its server has no such limit; the limit of a server that has not sent PING yet is
+60 s. A client waits 10 s for SERVER, so that connecting to a wrong port is reported; a
+server waits 60 s for NAME.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ TIMEOUT: Final = 25.0
 SERVER_TIMEOUT: Final = 10.0
 #: The time that a server waits for NAME, in s: enough for a person to type it.
 NAME_TIMEOUT: Final = 60.0
+#: The time in s after which a client closes a connection on which nothing has arrived,
+#: not even the server's first PING, which follows SERVER.
+FIRST_PING_TIMEOUT: Final = 60.0
 #: The shortest delay until the next tick, in s, so that rounding cannot cause a busy
 #: loop.
 _SHORTEST_DELAY: Final = 0.001
@@ -72,8 +76,8 @@ class TimeLimits:
                 else f"no SERVER within {SERVER_TIMEOUT:.0f} s: is this the port of "
                 "a replication listener, and is TLS enabled at both ends or at neither?"
             )
-        if now >= self._silence_ends:
-            return f"ping timeout: nothing arrived for {TIMEOUT:.0f} s"
+        if now >= self.last_received + self._longest_silence:
+            return f"ping timeout: nothing arrived for {self._longest_silence:.0f} s"
         return None
 
     def is_ping_due(self, now: float, *, is_paused: bool) -> bool:
@@ -89,7 +93,8 @@ class TimeLimits:
         """Return the delay until the next tick, in s, and record its due time."""
         due = self.closing_since + TIMEOUT
         if is_open:
-            due = min(self._silence_ends, self._ping_due(is_paused))
+            silence_ends = self.last_received + self._longest_silence
+            due = min(silence_ends, self._ping_due(is_paused))
             if is_connecting:
                 due = min(due, self._handshake_ends)
         # Limit the delay: the peer's first PING, or resumed writing, may start a limit
@@ -103,8 +108,10 @@ class TimeLimits:
         return self._started + (NAME_TIMEOUT if self._is_server else SERVER_TIMEOUT)
 
     @property
-    def _silence_ends(self) -> float:
-        return self.last_received + TIMEOUT if self.peer_pings else math.inf
+    def _longest_silence(self) -> float:
+        if self.peer_pings:
+            return TIMEOUT
+        return math.inf if self._is_server else FIRST_PING_TIMEOUT
 
     def _ping_due(self, is_paused: bool) -> float:
         # While the transport is paused, older lines are still being sent.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.wire.time_limits import (
+    FIRST_PING_TIMEOUT,
     NAME_TIMEOUT,
     PING_INTERVAL,
     SERVER_TIMEOUT,
@@ -28,7 +29,7 @@ class TimeLimitsTests(SynchronousTestCase):
             self.assertIsNone(times.expired(100.0 + limit, is_connecting=False))
 
     def test_silence(self) -> None:
-        """Only a peer that sends PING times out when it is silent."""
+        """Only a client that sends PING times out when it is silent."""
         times = TimeLimits(is_server=True, now=0.0)
         self.assertIsNone(times.expired(1e6, is_connecting=False))
         times.peer_pings = True
@@ -36,6 +37,16 @@ class TimeLimitsTests(SynchronousTestCase):
         self.assertIsNone(times.expired(10.0 + TIMEOUT - 0.1, is_connecting=False))
         expired = times.expired(10.0 + TIMEOUT, is_connecting=False)
         self.assertIn("ping timeout", expired or "")
+
+    def test_silence_before_the_first_ping(self) -> None:
+        """A client gives up a server that is silent from SERVER on."""
+        times = TimeLimits(is_server=False, now=0.0)
+        times.last_received = 10.0
+        for at, expected in ((10.0 + FIRST_PING_TIMEOUT, "ping timeout"), (69.9, None)):
+            expired = times.expired(at, is_connecting=False)
+            self.assertEqual(expired and expired.partition(":")[0], expected)
+        delay = times.next_tick(69.0, is_open=True, is_connecting=False, is_paused=True)
+        self.assertEqual(delay, 1.0)
 
     def test_ping(self) -> None:
         """A PING is due after an interval without sent lines, unless paused."""
