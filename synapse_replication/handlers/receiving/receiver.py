@@ -269,13 +269,13 @@ class StreamReceiver:
             await self._queue.wait_until_empty()
 
     def _follows(self, link: Link, instance_name: str, token: int) -> bool:
-        """Return whether a position changes nothing, even after what is queued."""
+        """Return whether a position changes nothing, with nothing queued before it."""
         return self._queue.is_idle and self._writers.refreshed(
             instance_name
         ).reader.follows(link, token)
 
     def _follows_epoch(self, link: Link, instance_name: str, epoch: str) -> bool:
-        """Return whether an epoch changes nothing, even after what is queued."""
+        """Return whether an epoch changes nothing, with nothing queued before it."""
         reader = self._writers.get(instance_name).reader
         return self._queue.is_idle and reader.follows_epoch(link, epoch)
 
