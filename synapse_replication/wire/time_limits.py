@@ -4,7 +4,7 @@ Theory of operation: a PING is sent when no line has been sent for 5 s, unless t
 transport is paused. After the peer's first PING, the connection is closed when nothing
 has arrived for 25 s. A client that never sends PING may be a person using a terminal,
 so its server has no such limit; the limit of a server that has not sent PING yet is
-60 s. A client waits 10 s for SERVER, so that connecting to a wrong port is reported; a
+30 s. A client waits 10 s for SERVER, so that connecting to a wrong port is reported; a
 server waits 60 s for NAME.
 """
 
@@ -24,7 +24,7 @@ SERVER_TIMEOUT: Final = 10.0
 NAME_TIMEOUT: Final = 60.0
 #: The time in s after which a client closes a connection on which nothing has arrived,
 #: not even the server's first PING, which follows SERVER.
-FIRST_PING_TIMEOUT: Final = 60.0
+FIRST_PING_TIMEOUT: Final = 30.0
 #: The shortest delay until the next tick, in s, so that rounding cannot cause a busy
 #: loop.
 _SHORTEST_DELAY: Final = 0.001
