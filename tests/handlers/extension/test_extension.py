@@ -303,34 +303,17 @@ class GapTests(ExtensionTests):
         """An instance that is accused, and lives, contradicts at once."""
         self.start_many(20)
         self.bus.seen.clear()
-        accuser = self.bus.processes[-1].name
-        self.inject(
-            type="silent",
-            instance=accuser,
-            epoch=f"{accuser}-epoch",
-            every=40,
-            answers=False,
-            silent=["w", "w-epoch", 15],
-        )
+        self.accuse("w", "w-epoch")
         self.assertEqual([m.sender for m in self.messages("heartbeat")], ["w"])
         self.assertTrue(self.reader.epochs.is_reporting("w", self.now() + 30))
 
     def test_accused_after_a_heartbeat(self) -> None:
         """An instance contradicts even if it has just sent a heartbeat."""
         self.start_many(20)
-        accuser = self.bus.processes[-1].name
-        accusation = {
-            "type": "silent",
-            "instance": accuser,
-            "epoch": f"{accuser}-epoch",
-            "every": 40,
-            "answers": False,
-            "silent": ["w", "w-epoch", 15],
-        }
-        self.inject(**accusation)
+        self.accuse("w", "w-epoch")
         self.bus.advance(0.5)
         self.bus.seen.clear()
-        self.inject(**accusation)
+        self.accuse("w", "w-epoch")
         self.bus.advance(1)
         self.assertEqual([m.sender for m in self.messages("heartbeat")], ["w"])
         self.assertTrue(self.reader.epochs.is_reporting("w", self.now() + 30))
@@ -352,16 +335,9 @@ class GapTests(ExtensionTests):
     def test_accusation_of_an_earlier_epoch(self) -> None:
         """A late accusation of an earlier epoch does not end the watch of the next."""
         self.start_many(20)
-        killed, accuser = self.bus.processes[5], self.bus.processes[-1].name
+        killed = self.bus.processes[5]
         killed.kill()
-        self.inject(
-            type="silent",
-            instance=accuser,
-            epoch=f"{accuser}-epoch",
-            every=40,
-            answers=False,
-            silent=[killed.name, "earlier", 15],
-        )
+        self.accuse(killed.name, "earlier")
         self.bus.advance(20)
         self.assertFalse(self.reader.epochs.is_reporting(killed.name, self.now()))
 
@@ -455,6 +431,18 @@ class GapTests(ExtensionTests):
     def positions_of(self, name: str) -> int:
         lines = [m.payload for m in self.bus.seen if m.sender == name]
         return sum(line.startswith(b"POSITION") for line in lines)
+
+    def accuse(self, name: str, epoch: str) -> None:
+        """Let the last instance report that another one is silent."""
+        accuser = self.bus.processes[-1].name
+        self.inject(
+            type="silent",
+            instance=accuser,
+            epoch=f"{accuser}-epoch",
+            every=40,
+            answers=False,
+            silent=[name, epoch, 15],
+        )
 
     def start_many(self, count: int) -> None:
         """Start instances, and wait until each is watched."""
