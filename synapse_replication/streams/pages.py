@@ -119,13 +119,7 @@ def check_page(
     if allow_encoded and isinstance(updates, EncodedUpdates):
         updates = updates.encoded
         is_encoded = True
-    updates = list(updates)
-    tokens = [token for token, _ in updates]
-    # Nearly always, it is as requested, which is checked faster than it is made so.
-    if tokens and not (
-        tokens == sorted(tokens) and from_token < tokens[0] and tokens[-1] <= reached
-    ):
-        updates = [update for update in updates if from_token < update[0] <= reached]
-        updates.sort(key=itemgetter(0))
-        tokens = [token for token, _ in updates]
-    return Page(tokens, [row for _, row in updates], reached, is_encoded)
+    wanted = [update for update in updates if from_token < update[0] <= reached]
+    wanted.sort(key=itemgetter(0))
+    tokens = [token for token, _ in wanted]
+    return Page(tokens, [row for _, row in wanted], reached, is_encoded)
