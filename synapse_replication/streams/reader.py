@@ -876,7 +876,8 @@ class Reader(Struct, eq=False):
         """
         catch_up = self.catch_up
         if catch_up is not None and catch_up.rewind_to is None:
-            catch_up.cursor = max(catch_up.cursor, token)
+            if token > catch_up.cursor:
+                catch_up.cursor = token
             catch_up.attempts = 0
         if self.empty is not None:
             self.empty.settle(token)

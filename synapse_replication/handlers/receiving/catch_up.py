@@ -164,17 +164,16 @@ class CatchUps:
         self, writer: Writer, page: Page, event: CatchUpEvent, is_partial: bool
     ) -> None:
         context, reader, name = self._context, writer.reader, writer.name
+        stream_name, on_rdata = context.name, context.sink.on_rdata
         batches = self._decoder.decode_page(name, page, skips_invalid=not is_partial)
+        # Record them before the position advances; what fails is fetched again.
+        writer.record(page.tokens)
         for token, rows in batches:
             if rows is None:
                 reader.unreadable(token)
                 return
-            # Record it before the position advances; if it fails, it is fetched again.
-            writer.record([token])
             try:
-                waiting = rows and context.sink.on_rdata(
-                    context.name, name, token, rows
-                )
+                waiting = rows and on_rdata(stream_name, name, token, rows)
                 if waiting:
                     await waiting
             except Exception as error:  # noqa: BLE001 -- reported to the observer
