@@ -118,7 +118,9 @@ def _perform(deployment: Deployment, seconds: float) -> bool:
     run.phase("until all are at rest", lambda: time.sleep(REST), settle=0.0)
     idle = run.phase("idle", lambda: time.sleep(seconds), settle=0.0)
     _start_extra(run, deployment, idle)
-    run.phase("rows", lambda: _write_for(deployment, seconds), settle=0.0)
+    rows = run.phase("rows", lambda: _write_for(deployment, seconds), settle=0.0)
+    count = deployment.count_rows()
+    click.echo(f"each received {count:,} rows in {rows.lasted:.1f} s")
     run.phase("restart of Redis", lambda: _restart(deployment.redis))
     run.phase("restart of PostgreSQL", lambda: _restart(deployment.postgres))
     run.phase("main killed", lambda: run.kill(["master"]))
@@ -164,9 +166,12 @@ def _restart(server: object) -> None:
 @click.command()
 @click.option("--processes", default=50, show_default=True, help="The number of them.")
 @click.option("--rate", default=40.0, show_default=True, help="Rows written in 1 s.")
+@click.option("--batch", default=1, show_default=True, help="Rows of one write.")
 @click.option("--seconds", default=20.0, show_default=True, help="Of idling and rows.")
 @click.option("--simulated", is_flag=True, help="Count messages of a simulation.")
-def main(processes: int, rate: float, seconds: float, simulated: bool) -> None:
+def main(
+    processes: int, rate: float, batch: int, seconds: float, simulated: bool
+) -> None:
     """Measure a deployment of many processes, a fifth of which write three streams."""
     if simulated:
         started, received = count_messages(processes)
@@ -178,7 +183,7 @@ def main(processes: int, rate: float, seconds: float, simulated: bool) -> None:
                 f"receives in 1 s: {text}"
             )
         return
-    deployment = Deployment(processes, rate)
+    deployment = Deployment(processes, rate, batch)
     try:
         deployment.start_servers()
         good = _perform(deployment, seconds)

@@ -74,16 +74,18 @@ class Deployment:
 
     :param count: the number of processes.
     :param rate: the rows that all of them write in 1 s together.
+    :param batch: the rows of one write, which have one token.
     """
 
-    def __init__(self, count: int, rate: float) -> None:
+    def __init__(self, count: int, rate: float, batch: int) -> None:
         folder = tempfile.mkdtemp(prefix="synapse-replication-scale-")
         self.directory = Path(folder)
         self.postgres = PrivatePostgres(settings={"max_connections": "1500"})
         self.redis = PrivateRedis()
         names = ["master", *(f"worker{number}" for number in range(1, count))]
         self.writers = names[: max(1, count // 5)]
-        self._every = len(self.writers) / rate
+        self._every = len(self.writers) * batch / rate
+        self._batch = batch
         self._go = self.directory / "go"
         self._dsn = ""
         self._secret = secrets.token_hex(16)
@@ -151,21 +153,33 @@ class Deployment:
 
     def missing(self) -> tuple[int, int]:
         """Return how many rows the journals lack, and how many they have twice."""
-        written: dict[tuple[str, int], str] = {}
+        written: dict[tuple[str, int], tuple[str, int]] = {}
         with (
             contextlib.closing(psycopg2.connect(self._dsn)) as connection,
             connection.cursor() as cursor,
         ):
             for table in TABLES:
-                cursor.execute(f"SELECT id, writer FROM {table}")
-                written |= {(table, id_): writer for id_, writer in cursor.fetchall()}
+                cursor.execute(
+                    f"SELECT id, writer, count(*) FROM {table} GROUP BY id, writer"
+                )
+                written |= {
+                    (table, id_): (writer, rows)
+                    for id_, writer, rows in cursor.fetchall()
+                }
         lost = doubled = 0
         for name, journal in self.journals.items():
             journal.read()
-            expected = {key for key, writer in written.items() if writer != name}
-            lost += len(expected - journal.rows.keys())
-            doubled += sum(number - 1 for number in journal.rows.values())
+            # A process does not receive its own rows.
+            expected = Counter(
+                {key: rows for key, (writer, rows) in written.items() if writer != name}
+            )
+            lost += (expected - journal.rows).total()
+            doubled += (journal.rows - expected).total()
         return lost, doubled
+
+    def count_rows(self) -> int:
+        """Return how many rows one process that writes none has received."""
+        return self.journals[self._names[-1]].rows.total()
 
     def processor_seconds(self) -> dict[str, float]:
         """Return the CPU time of each running process, in s."""
@@ -269,6 +283,7 @@ class Deployment:
                     "config": {
                         "streams": streams,
                         "every": self._every,
+                        "batch": self._batch,
                         "go": str(self._go),
                     },
                 }

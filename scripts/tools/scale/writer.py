@@ -16,15 +16,19 @@ POLL = 0.25
 
 
 class RowWriter(Service):
-    """Writes one row at a time, to each of its streams in turn, while a file exists.
+    """Writes rows of one token to each of its streams in turn, while a file exists.
 
-    :param every: the interval of its rows, in s.
+    :param every: the interval of its writes, in s.
+    :param batch: the rows of one write.
     """
 
-    def __init__(self, host: Any, streams: list[str], every: float, go: Path) -> None:
+    def __init__(
+        self, host: Any, streams: list[str], every: float, batch: int, go: Path
+    ) -> None:
         self._host = host
         self._streams = streams
         self._every = every
+        self._batch = batch
         self._go = go
         self._writing: Awaitable[Any] | None = None
 
@@ -50,9 +54,9 @@ class RowWriter(Service):
             row: list[Any] = [f"row {number}"]
             if name == "typing":
                 row = [f"!room{number % 100}:example", [f"@user{number}:example"]]
-            row = stream.description.codec.from_json(row)
+            rows = [stream.description.codec.from_json(row)] * self._batch
             try:
-                await maybeDeferred(stream.write, [row])
+                await maybeDeferred(stream.write, rows)
             except Exception as error:  # noqa: BLE001 -- a server that is restarted
                 self._host.observer.failure("writing a row", error)
             await clock.sleep(self._every)
@@ -60,4 +64,6 @@ class RowWriter(Service):
 
 def make_writer(host: Any, config: Mapping[str, Any]) -> RowWriter:
     """Return the service; called by the process that the configuration describes."""
-    return RowWriter(host, config["streams"], config["every"], Path(config["go"]))
+    return RowWriter(
+        host, config["streams"], config["every"], config["batch"], Path(config["go"])
+    )
