@@ -111,6 +111,10 @@ class Replication(Service):
 
     log = Logger()
 
+    #: Made when the streams exist.
+    _handler: ReplicationCommandHandler
+    _extension: ReplicationExtension | None = None
+
     def __init__(
         self,
         reactor: Any,
@@ -297,7 +301,7 @@ class Replication(Service):
                 self._backlog.of(name).skip_range(start, token)
         for make in self._modules:
             add_service(make(host), self.services, options)
-        handler, extension = self._make_handler()
+        handler = self._handler = self._make_handler()
         host.outgoing.connect(handler)
         self._observers.start(
             self._reactor,
@@ -314,16 +318,19 @@ class Replication(Service):
         )
         await self._listen_http()
         channels = handler.start_replication()
-        await self._start_links(handler, extension, channels)
-        if extension is not None:
-            extension.start()
-            self._stops.add("announcing the exit", extension.stop)
+        if options.has_direct_tcp:
+            await self._start_direct_tcp()
+        if options.redis is not None:
+            self._start_redis(options.redis, channels)
+        if self._extension is not None:
+            self._extension.start()
+            self._stops.add("announcing the exit", self._extension.stop)
         self._stops.add("dropping unsent commands", handler.sender.drop_unsent)
-        self._stops.add("withdrawing syncing users", lambda: self._clear_users(handler))
+        self._stops.add("withdrawing syncing users", self._clear_users)
         self._stops.add("handling received commands", handler.wait_until_idle)
         self._stops.add("sending written rows", streamer.stop)
         streamer.start()
-        self._start_position_check(handler)
+        self._start_position_check()
         self.services.startService()  # type: ignore[no-untyped-call]
         self._is_up = True
         self.log.info(
@@ -361,7 +368,7 @@ class Replication(Service):
         if self._reactor.running:
             self._reactor.stop()
 
-    def _start_position_check(self, handler: ReplicationCommandHandler) -> None:
+    def _start_position_check(self) -> None:
         options = self._options
         if self._database is None:
             return
@@ -369,7 +376,7 @@ class Replication(Service):
             self._database,
             self.host,
             self._observer,
-            handler,
+            self._handler,
             self._epochs,
             {
                 name: stream
@@ -393,9 +400,8 @@ class Replication(Service):
             if isinstance(each, ClosableSink):
                 self._stops.add(f"closing {type(each).__name__}", each.close)
 
-    def _make_handler(
-        self,
-    ) -> tuple[ReplicationCommandHandler, ReplicationExtension | None]:
+    def _make_handler(self) -> ReplicationCommandHandler:
+        """Return the command handler; create the extension, if it is enabled."""
         host, observer = self.host, self._observer
         config = self._options
         partial = None
@@ -413,17 +419,16 @@ class Replication(Service):
             partial=partial,
         )
         handler = ReplicationCommandHandler(host, observer, options=options)
-        if self._backlog is None:
-            return handler, None
-        extension = ReplicationExtension(
-            host,
-            handler,
-            observer,
-            self._epochs,
-            self._backlog,
-            where=process_label(),
-        )
-        return handler, extension
+        if self._backlog is not None:
+            self._extension = ReplicationExtension(
+                host,
+                handler,
+                observer,
+                self._epochs,
+                self._backlog,
+                where=process_label(),
+            )
+        return handler
 
     async def _listen_http(self) -> None:
         config = self._options
@@ -469,23 +474,7 @@ class Replication(Service):
             for description in listener_descriptions(listener):
                 await self._listen(description, site, listener.tls)
 
-    async def _start_links(
-        self,
-        handler: ReplicationCommandHandler,
-        extension: ReplicationExtension | None,
-        channels: tuple[str, ...],
-    ) -> None:
-        config = self._options
-        if _has_direct_tcp(config):
-            await self._start_direct_tcp(handler, extension)
-        if config.redis is not None:
-            self._start_redis(config.redis, handler, extension, channels)
-
-    async def _start_direct_tcp(
-        self,
-        handler: ReplicationCommandHandler,
-        extension: ReplicationExtension | None,
-    ) -> None:
+    async def _start_direct_tcp(self) -> None:
         # Importing both ends of direct TCP, and Twisted's endpoints, takes 0.5 MiB.
         from synapse_replication.config.endpoints import (
             client_endpoint,
@@ -510,10 +499,10 @@ class Replication(Service):
             factory = ReplicationStreamProtocolFactory(
                 config.server_name,
                 self._clock,
-                handler,
+                self._handler,
                 self._observer,
                 limit=config.tcp_limit,
-                extension=extension,
+                extension=self._extension,
                 max_connections=config.max_tcp_connections,
             )
             self._observers.status.watch_buffers(factory.buffers)
@@ -525,34 +514,26 @@ class Replication(Service):
                 config.instance_name,
                 config.server_name,
                 self._clock,
-                handler,
+                self._handler,
                 self._observer,
                 limit=config.tcp_limit,
-                extension=extension,
+                extension=self._extension,
             )
             self._observers.status.watch_buffers(client.buffers)
-            client.connect(
-                client_endpoint(self._reactor, description, config),
-                description,
-            )
+            endpoint = client_endpoint(self._reactor, description, config)
+            client.connect(endpoint, description)
             self._stops.add("closing the direct TCP connection", client.stop)
 
-    def _start_redis(
-        self,
-        redis: RedisOptions,
-        handler: ReplicationCommandHandler,
-        extension: ReplicationExtension | None,
-        channels: tuple[str, ...],
-    ) -> None:
+    def _start_redis(self, redis: RedisOptions, channels: tuple[str, ...]) -> None:
         link = RedisReplicationLink(
             self._reactor,
             redis,
             self._options.server_name,
-            handler,
+            self._handler,
             self._observer,
-            lambda lost: handler.sender.announce_positions(),
+            lambda lost: self._handler.sender.announce_positions(),
             channels,
-            extension=extension,
+            extension=self._extension,
         )
         with explained_redis_files(self._options):
             link.start()
@@ -585,11 +566,12 @@ class Replication(Service):
             raise ConfigError([problem]) from error
         self._stops.add(f"closing {description}", port.stopListening)
 
-    def _clear_users(self, handler: ReplicationCommandHandler) -> None:
+    def _clear_users(self) -> None:
+        sender = self._handler.sender
         # Clients of this process's own listener know none of its users.
-        is_known = any(not each.relays for each in handler.sender.links)
+        is_known = any(not each.relays for each in sender.links)
         if is_known and not self._options.is_main:
-            handler.sender.send(ClearUserSyncsCommand(self.host.identity.instance_id))
+            sender.send(ClearUserSyncsCommand(self.host.identity.instance_id))
 
     # -- stop -----------------------------------------------------------------------
 
@@ -658,25 +640,16 @@ def _modules_needed(options: ReplicationOptions) -> Iterator[str]:
     """
     package = __package__.rpartition(".")[0]
     serves_http = any(not each.direct_tcp for each in options.listeners)
-    has_direct_tcp = _has_direct_tcp(options)
     if serves_http:
         yield f"{package}.app.http_limits"
         yield f"{package}.app.http_site"
         yield f"{package}.http.resource"
-    if serves_http or has_direct_tcp:
+    if serves_http or options.has_direct_tcp:
         yield f"{package}.config.endpoints"
-    if has_direct_tcp:
+    if options.has_direct_tcp:
         yield f"{package}.tcp.factory"
     if any(map(options.writes, options.writers)):
         yield f"{package}.storage.id_generators"
-
-
-def _has_direct_tcp(options: ReplicationOptions) -> bool:
-    return bool(
-        options.tcp_listen
-        or options.tcp_connect
-        or any(listener.direct_tcp for listener in options.listeners)
-    )
 
 
 def _make_spans(options: ReplicationOptions) -> SpanExport | None:

@@ -244,14 +244,18 @@ class ReplicationOptions:
         return self.instance_name == MAIN_INSTANCE
 
     @property
-    def has_links(self) -> bool:
-        """Whether there is a link to other processes, or a listener for links."""
+    def has_direct_tcp(self) -> bool:
+        """Whether this process connects, or listens, for direct TCP."""
         return bool(
-            self.redis is not None
-            or self.tcp_connect
+            self.tcp_connect
             or self.tcp_listen
             or any(listener.direct_tcp for listener in self.listeners)
         )
+
+    @property
+    def has_links(self) -> bool:
+        """Whether there is a link to other processes, or a listener for links."""
+        return self.redis is not None or self.has_direct_tcp
 
     def writes(self, stream_name: str) -> bool:
         """Return whether this instance may write a stream.
