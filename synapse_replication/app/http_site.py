@@ -2,56 +2,110 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable
 from typing import Any, cast
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from twisted.web.resource import Resource
 
-from synapse_replication.app.status_page import (
-    ReadyResource,
-    StatusJsonResource,
-    StatusPageResource,
+from synapse_replication.app.status_page import render_page
+from synapse_replication.instrumentation.status.model import (
+    ProcessStatus,
+    encode_status,
 )
-from synapse_replication.instrumentation.status.model import ProcessStatus
 
 #: The beginning of the paths of rows, which require the secret if there is one.
 REPLICATION_PATH = b"/_synapse/replication/"
+_TEXT = "text/plain; charset=utf-8"
 
 
-class MetricsResource(Resource):
-    """Responds with the metrics of a registry.
+class GetResource(Resource):
+    """Responds to GET with the body that a function returns.
 
-    The metrics are read in the reactor's thread, because some are computed from open
-    connections.
+    The function is called in the reactor's thread.
+
+    :param respond: returns the body of the response to a request.
     """
 
     isLeaf = True  # noqa: N815
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, content_type: str, respond: Callable[[Any], bytes]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._registry = registry
+        self._content_type = content_type.encode()
+        self._respond = respond
 
     def render_GET(self, request: Any) -> bytes:
-        """Return the metrics in the format of Prometheus."""
-        request.setHeader(b"Content-Type", CONTENT_TYPE_LATEST.encode())
-        return generate_latest(self._registry)
-
-
-class HealthResource(Resource):
-    """Responds with ``OK``: a process listens only after its streams are loaded."""
-
-    isLeaf = True  # noqa: N815
-
-    def render_GET(self, request: Any) -> bytes:
-        """Return ``OK``."""
-        request.setHeader(b"Content-Type", b"text/plain; charset=utf-8")
-        return b"OK"
+        """Return the body."""
+        request.setHeader(b"Content-Type", self._content_type)
+        return self._respond(request)
 
     def render_HEAD(self, request: Any) -> bytes:
         """Return nothing: Twisted logs a warning for each body that it discards."""
         request.setHeader(b"Content-Length", b"%d" % len(self.render_GET(request)))
         return b""
+
+
+def metrics_resource(registry: CollectorRegistry) -> GetResource:
+    """Return a resource that responds with the metrics of a registry.
+
+    Unlike Prometheus's own resource, it reads them in the reactor's thread, because
+    some are computed from open connections.
+    """
+    return GetResource(CONTENT_TYPE_LATEST, lambda request: generate_latest(registry))
+
+
+def ready_resource(snapshot: Callable[[], ProcessStatus]) -> GetResource:
+    """Return a resource that responds with ``ready``, or 503 and reasons, one a line.
+
+    :param snapshot: returns the current status.
+    """
+
+    def respond(request: Any) -> bytes:
+        not_ready = snapshot().not_ready
+        if not_ready:
+            request.setResponseCode(503)
+        return "\n".join(not_ready or ["ready"]).encode()
+
+    return GetResource(_TEXT, respond)
+
+
+def status_json_resource(snapshot: Callable[[], ProcessStatus]) -> GetResource:
+    """Return a resource that responds with the status as JSON.
+
+    :param snapshot: returns the current status.
+    """
+
+    def respond(request: Any) -> bytes:
+        request.setHeader(b"Cache-Control", b"no-store")
+        return encode_status(snapshot())
+
+    return GetResource("application/json", respond)
+
+
+def status_page_resource(snapshot: Callable[[], ProcessStatus]) -> GetResource:
+    """Return a resource that responds with the status page.
+
+    It responds to ``?part=body`` with the part of the page that changes. The page's
+    policy prevents that it loads anything from other hosts.
+
+    :param snapshot: returns the current status.
+    """
+
+    def respond(request: Any) -> bytes:
+        nonce = secrets.token_urlsafe(12)
+        policy = (
+            f"default-src 'none'; style-src 'nonce-{nonce}'; img-src data:; "
+            f"script-src 'nonce-{nonce}'; connect-src 'self'; base-uri 'none'; "
+            "frame-ancestors 'none'"
+        )
+        request.setHeader(b"Cache-Control", b"no-store")
+        request.setHeader(b"X-Content-Type-Options", b"nosniff")
+        request.setHeader(b"Content-Security-Policy", policy.encode())
+        is_body = request.args.get(b"part") == [b"body"]
+        return render_page(snapshot(), nonce, is_body=is_body).encode()
+
+    return GetResource("text/html; charset=utf-8", respond)
 
 
 def make_root(
@@ -75,11 +129,12 @@ def make_root(
     if "replication" in resources and replication is not None:
         synapse.putChild(b"replication", replication)
     if "health" in resources:
-        root.putChild(b"health", HealthResource())  # type: ignore[no-untyped-call]
-        root.putChild(b"ready", ReadyResource(snapshot))
+        # A process listens only after its streams are loaded.
+        root.putChild(b"health", GetResource(_TEXT, lambda request: b"OK"))
+        root.putChild(b"ready", ready_resource(snapshot))
     if "metrics" in resources:
-        root.putChild(b"metrics", MetricsResource(registry))
-        root.putChild(b"status", StatusPageResource(snapshot))
-        root.putChild(b"status.json", StatusJsonResource(snapshot))
-        synapse.putChild(b"metrics", MetricsResource(registry))
+        root.putChild(b"metrics", metrics_resource(registry))
+        root.putChild(b"status", status_page_resource(snapshot))
+        root.putChild(b"status.json", status_json_resource(snapshot))
+        synapse.putChild(b"metrics", metrics_resource(registry))
     return cast(Resource, root)

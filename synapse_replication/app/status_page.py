@@ -1,22 +1,19 @@
 """The status page: self-contained HTML for screens of any size, with live updates.
 
 The server renders the page; a small script in the page fetches the body again every
-second. A Content-Security-Policy prevents the page from loading anything from other
-hosts.
+second.
 """
 
 from __future__ import annotations
 
 import functools
-import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
-from twisted.web.resource import Resource
 
 from synapse_replication.instrumentation.status.assessment import Standing, assess
 from synapse_replication.instrumentation.status.model import (
@@ -26,7 +23,6 @@ from synapse_replication.instrumentation.status.model import (
     describe_lag,
     describe_progress,
     describe_stuck_id,
-    encode_status,
     group_stalls,
 )
 from synapse_replication.text import counted, printable
@@ -121,11 +117,6 @@ def sparkline(history: Sequence[int]) -> str:
     )
 
 
-def _count_by(names: Iterable[str]) -> list[tuple[str, int]]:
-    """Return each name and how often it occurs, in the order of their occurrence."""
-    return list(Counter(names).items())
-
-
 def _clock_time(moment: float) -> str:
     return datetime.fromtimestamp(moment, timezone.utc).strftime("%H:%M:%S UTC")
 
@@ -152,84 +143,35 @@ def _environment() -> Environment:
     return environment
 
 
-class _StatusResource(Resource):
-    """A resource that responds with a rendering of the current status."""
+def render_page(status: ProcessStatus, nonce: str, *, is_body: bool) -> str:
+    """Return the page.
 
-    isLeaf = True  # noqa: N815
-
-    def __init__(self, snapshot: Callable[[], ProcessStatus]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._snapshot = snapshot
-
-
-class StatusJsonResource(_StatusResource):
-    """Responds with the status as JSON."""
-
-    def render_GET(self, request: Any) -> bytes:
-        """Return the status as JSON."""
-        request.setHeader(b"Content-Type", b"application/json")
-        request.setHeader(b"Cache-Control", b"no-store")
-        return encode_status(self._snapshot())
-
-
-class ReadyResource(_StatusResource):
-    """Responds with 200 if the process is ready, otherwise with 503 and the reasons."""
-
-    def render_GET(self, request: Any) -> bytes:
-        """Return ``ready``, or the reasons for not being ready, one per line."""
-        request.setHeader(b"Content-Type", b"text/plain; charset=utf-8")
-        not_ready = self._snapshot().not_ready
-        if not_ready:
-            request.setResponseCode(503)
-        return "\n".join(not_ready or ["ready"]).encode()
-
-
-class StatusPageResource(_StatusResource):
-    """Responds with the page, or for ``?part=body`` with the part that changes.
-
-    :param snapshot: returns the current status.
+    :param nonce: the nonce of the page's style and script.
+    :param is_body: whether to return only the part that changes.
     """
-
-    def render_GET(self, request: Any) -> bytes:
-        """Return the page, or the part of it that changes."""
-        nonce = secrets.token_urlsafe(12)
-        for name, value in (
-            ("Content-Type", "text/html; charset=utf-8"),
-            ("Cache-Control", "no-store"),
-            ("X-Content-Type-Options", "nosniff"),
-            (
-                "Content-Security-Policy",
-                f"default-src 'none'; style-src 'nonce-{nonce}'; img-src data:; "
-                f"script-src 'nonce-{nonce}'; connect-src 'self'; base-uri 'none'; "
-                "frame-ancestors 'none'",
-            ),
-        ):
-            request.setHeader(name.encode(), value.encode())
-        status = self._snapshot()
-        is_body = request.args.get(b"part") == [b"body"]
-        template = _environment().get_template(
-            "status_body.html" if is_body else "status.html"
-        )
-        writers = sorted(
-            status.writers,
-            key=lambda each: (WORST_FIRST.index(each.condition), -each.lag),
-        )
-        peers = sorted(status.peers, key=lambda peer: not peer.is_gone)
-        return template.render(
-            status=status,
-            now=time.time(),
-            writers=writers[:MOST_SHOWN],
-            more_writers=_count_by(
-                f"{each.stream_name}: {each.condition.value}"
-                for each in writers[MOST_SHOWN:]
-            ),
-            peers=peers[:MOST_SHOWN],
-            more_peers=_count_by(
-                "gone" if each.is_gone else "here" for each in peers[MOST_SHOWN:]
-            ),
-            verdict=judge(status),
-            stalled=group_stalls(status.writers),
-            nonce=nonce,
-            bad=_SIGNS["bad"],
-            patience_ms=PATIENCE_MS,
-        ).encode()
+    template = _environment().get_template(
+        "status_body.html" if is_body else "status.html"
+    )
+    writers = sorted(
+        status.writers,
+        key=lambda each: (WORST_FIRST.index(each.condition), -each.lag),
+    )
+    peers = sorted(status.peers, key=lambda peer: not peer.is_gone)
+    return template.render(
+        status=status,
+        now=time.time(),
+        writers=writers[:MOST_SHOWN],
+        more_writers=Counter(
+            f"{each.stream_name}: {each.condition.value}"
+            for each in writers[MOST_SHOWN:]
+        ),
+        peers=peers[:MOST_SHOWN],
+        more_peers=Counter(
+            "gone" if each.is_gone else "here" for each in peers[MOST_SHOWN:]
+        ),
+        verdict=judge(status),
+        stalled=group_stalls(status.writers),
+        nonce=nonce,
+        bad=_SIGNS["bad"],
+        patience_ms=PATIENCE_MS,
+    )

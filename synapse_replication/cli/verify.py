@@ -16,7 +16,7 @@ from twisted.logger import Logger
 from twisted.web.resource import Resource
 from twisted.web.server import Site
 
-from synapse_replication.app.http_site import MetricsResource
+from synapse_replication.app.http_site import metrics_resource
 from synapse_replication.app.loss_meter import LossFinding, LossMeter
 from synapse_replication.app.passive import Follower, Output
 from synapse_replication.clock import ReactorClock
@@ -156,7 +156,7 @@ def make_meter(
     def begin() -> None:
         if metrics_port is not None:
             root = Resource()  # type: ignore[no-untyped-call]
-            root.putChild(b"metrics", MetricsResource(registry))
+            root.putChild(b"metrics", metrics_resource(registry))
             site = Site(root)  # type: ignore[no-untyped-call]
             listening.append(
                 reactor.listenTCP(metrics_port, site, interface="127.0.0.1")

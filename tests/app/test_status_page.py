@@ -13,14 +13,12 @@ from twisted.trial.unittest import SynchronousTestCase
 from twisted.web.resource import Resource
 
 from synapse_replication.app import status_page
-from synapse_replication.app.status_page import (
-    ReadyResource,
-    StatusJsonResource,
-    StatusPageResource,
-    duration,
-    judge,
-    sparkline,
+from synapse_replication.app.http_site import (
+    ready_resource,
+    status_json_resource,
+    status_page_resource,
 )
+from synapse_replication.app.status_page import duration, judge, sparkline
 from synapse_replication.handlers.events import (
     CatchUpEvent,
     CatchUpPage,
@@ -67,7 +65,7 @@ class PageMixin(SynchronousTestCase):
         return response, self.successResultOf(response.text())
 
     def page(self, query: str = "") -> str:
-        resource = StatusPageResource(self.observer.snapshot)
+        resource = status_page_resource(self.observer.snapshot)
         response, text = self.get(resource, query)
         self.assertEqual(response.code, 200)
         return text
@@ -112,7 +110,7 @@ class StatusPageTests(PageMixin):
 
     def test_nothing_from_elsewhere(self) -> None:
         """The page loads no other file, and its policy forbids it."""
-        response, text = self.get(StatusPageResource(self.observer.snapshot))
+        response, text = self.get(status_page_resource(self.observer.snapshot))
         self.assertNotRegex(text, r"(src|href)=\"(?!data:|status\.json)")
         self.assertNotIn("http:", text)
         self.assertNotIn("https:", text)
@@ -180,7 +178,7 @@ class StatusPageTests(PageMixin):
 
     def test_time(self) -> None:
         """The page shows the time at which it was rendered."""
-        resource = StatusPageResource(self.observer.snapshot)
+        resource = status_page_resource(self.observer.snapshot)
         self.assertIn("as of 00:00:00 UTC", self.get(resource)[1])
         self.clock.advance(61)
         self.assertIn("as of 00:01:01 UTC", self.get(resource)[1])
@@ -255,7 +253,7 @@ class OtherResourcesTests(PageMixin):
     def test_ready(self) -> None:
         """``/ready`` responds with 200, or with 503 and the missing conditions."""
         self.go_live(("events", "w1"), ("events", "w2"))
-        resource = ReadyResource(self.observer.snapshot)
+        resource = ready_resource(self.observer.snapshot)
         response, text = self.get(resource)
         self.assertEqual(response.code, 503)
         self.assertEqual(text, "typing/<w3> waiting for POSITION")
@@ -265,7 +263,7 @@ class OtherResourcesTests(PageMixin):
 
     def test_json(self) -> None:
         """The JSON names conditions in words, and must not be cached."""
-        response, text = self.get(StatusJsonResource(self.observer.snapshot))
+        response, text = self.get(status_json_resource(self.observer.snapshot))
         self.assertEqual(response.headers.getRawHeaders("Cache-Control"), ["no-store"])
         self.assertIn('"condition":"waiting for POSITION"', text)
 
