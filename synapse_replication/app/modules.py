@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -37,33 +38,29 @@ def load_factory(
     :raises ConfigError: if the module cannot be imported, or has no such function.
     """
     module_name, _, name = section.module.rpartition(".")
-
-    def problem(what: str, hint: str) -> ConfigError:
-        return ConfigError([config.problem(f"{option}.module", what, hint)])
-
+    error = functools.partial(config.error, f"{option}.module")
     try:
         module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise problem(
-            f"{module_name} cannot be imported: {error}",
+    except ImportError as why:
+        raise error(
+            f"{module_name} cannot be imported: {why}",
             "install it where this process runs, or correct the name",
-        ) from error
-    except Exception as error:
-        raise problem(
-            f"{module_name} raised {type(error).__name__} when it was imported: "
-            f"{error}",
+        ) from why
+    except Exception as why:
+        raise error(
+            f"{module_name} raised {type(why).__name__} when it was imported: {why}",
             "correct the module",
-        ) from error
+        ) from why
     factory = getattr(module, name, None)
     if not callable(factory):
-        raise problem(
+        raise error(
             f"{module_name} has no function {name}",
             "write the dotted name of a function that takes (host, config)",
         )
     if (interface := _SINKS.get(option)) is not None:
         made = find_made_types(factory)
         if made and all(_missing_methods(each, interface) for each in made):
-            raise problem(*_why_no_sink(made[0], interface))
+            raise error(*_why_no_sink(made[0], interface))
     return lambda host: factory(host, dict(section.config))
 
 
@@ -79,8 +76,7 @@ def check_sink(
     if _missing_methods(sink, interface):
         if inspect.iscoroutine(sink):
             sink.close()
-        problem, hint = _why_no_sink(type(sink), interface)
-        raise ConfigError([options.problem(option, problem, hint)])
+        raise options.error(option, *_why_no_sink(type(sink), interface))
 
 
 def _missing_methods(sink: Any, interface: type[Any]) -> list[str]:
@@ -124,7 +120,7 @@ def add_service(
             service.close()
         problem = f"a function returned {what}, which is not a service"
         hint = "return an IService, or None; and write def, not async def"
-        raise ConfigError([options.problem("modules", problem, hint)])
+        raise options.error("modules", problem, hint)
     service.setServiceParent(parent)  # type: ignore[no-untyped-call]
 
 

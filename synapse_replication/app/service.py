@@ -556,14 +556,13 @@ class Replication(Service):
             port = await endpoint.listen(factory)
         except CannotListenError as error:
             is_tcp = description in self._options.tcp_listen
-            problem = self._options.problem(
+            raise self._options.error(
                 "tcp_listen" if is_tcp else "listeners",
                 f"cannot listen on {description}: {error.socketError}",
                 "raise the limit of open files (ulimit -n, or LimitNOFILE=)"
                 if getattr(error.socketError, "errno", 0) == errno.EMFILE
                 else "choose a free port, and an address of this machine",
-            )
-            raise ConfigError([problem]) from error
+            ) from error
         self._stops.add(f"closing {description}", port.stopListening)
 
     def _clear_users(self) -> None:

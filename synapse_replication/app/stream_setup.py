@@ -41,7 +41,7 @@ from synapse_replication.config.replication_options import (
     DeclaredStream,
     ReplicationOptions,
 )
-from synapse_replication.errors import ConfigError, RowDecodeError, StorageError
+from synapse_replication.errors import RowDecodeError, StorageError
 from synapse_replication.handlers.data_handler import AdvancingStream, LargestToken
 from synapse_replication.handlers.events import RemovedWriterFound
 from synapse_replication.handlers.interfaces import PositionSink, RowSink
@@ -125,29 +125,26 @@ class StreamSetup:
         try:
             await self._make_all(sink)
         except psycopg2.errors.InsufficientPrivilege as error:
-            problem = self._options.problem(
+            raise self._options.error(
                 "database",
-                f"PostgreSQL refuses access: {str(error).strip().splitlines()[0]}",
+                f"PostgreSQL refuses access: {_first_line(error)}",
                 "use the role that owns the tables and sequences, or GRANT the "
                 "configured role SELECT on them, USAGE on the sequences and ALL on "
                 "stream_positions",
-            )
-            raise ConfigError([problem]) from error
+            ) from error
         except (
             psycopg2.errors.UndefinedTable,
             psycopg2.errors.UndefinedColumn,
         ) as error:
-            problem = self._options.problem(
+            raise self._options.error(
                 "streams",
-                "a replicated stream is not in this database: "
-                + str(error).partition("\n")[0].strip(),
+                f"a replicated stream is not in this database: {_first_line(error)}",
                 self._missing_table_hint(),
-            )
-            raise ConfigError([problem]) from error
+            ) from error
         except psycopg2.Error as error:
             raise StorageError(
                 "PostgreSQL rejected a query at the start of replication: "
-                + str(error).partition("\n")[0].strip()
+                f"{_first_line(error)}"
             ) from error
 
     def _missing_table_hint(self) -> str:
@@ -475,8 +472,12 @@ async def _settle(waiting: Awaitable[None] | None) -> None:
         await waiting
 
 
+def _first_line(error: psycopg2.Error) -> str:
+    return str(error).strip().partition("\n")[0].strip()
+
+
 def _explain(error: psycopg2.Error) -> str:
-    why = " ".join(str(error).split("\n", 1)[0].split())
+    why = " ".join(_first_line(error).split())
     if isinstance(error, psycopg2.errors.UndefinedTable) and "stream_positions" in why:
         why += (
             "; start a process that creates it, or run: synapse-replication init-db "

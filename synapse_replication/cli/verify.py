@@ -21,7 +21,7 @@ from synapse_replication.app.loss_meter import LossFinding, LossMeter
 from synapse_replication.app.passive import Follower, Output
 from synapse_replication.clock import ReactorClock
 from synapse_replication.config.process import ProcessConfig
-from synapse_replication.errors import ConfigError, RemoteProtocolError
+from synapse_replication.errors import RemoteProtocolError
 from synapse_replication.instrumentation.composite import CompositeObserver
 from synapse_replication.instrumentation.logs import LoggingObserver
 from synapse_replication.instrumentation.prometheus import (
@@ -108,12 +108,11 @@ def make_meter(
         cannot be used.
     """
     if config.database is None:
-        problem = config.problem(
+        raise config.error(
             "database",
             "there is no database to compare with",
             "add the section `database` of the homeserver, with a role that may SELECT",
         )
-        raise ConfigError([problem])
     clock = ReactorClock(reactor)
     database = Database(config.database.conninfo, reactor, max_connections=1)
     registry = CollectorRegistry()

@@ -114,7 +114,7 @@ def _bad_description(
         "ssl:PORT:privateKey=FILE:certKey=FILE",
     }
     problem = f"{description!r} is not a usable endpoint: {why}"
-    return ConfigError([options.problem(option, problem, hint[option])])
+    return options.error(option, problem, hint[option])
 
 
 def listener_descriptions(listener: Listener) -> list[str]:

@@ -9,7 +9,6 @@ from pathlib import Path
 from synapse_replication.config.models import RedisSection, SentinelSection
 from synapse_replication.config.replication_options import ReplicationOptions
 from synapse_replication.config.yaml_files import MergedFiles, read_secret
-from synapse_replication.errors import ConfigError
 from synapse_replication.redis.options import (
     RedisOptions,
     RedisTlsOptions,
@@ -129,5 +128,4 @@ def explained_redis_files(options: ReplicationOptions) -> Iterator[None]:
         yield
     except (OSError, ValueError) as error:
         hint = "correct the file that the error names"
-        problem = options.problem("redis", str(error), hint)
-        raise ConfigError([problem]) from error
+        raise options.error("redis", str(error), hint) from error

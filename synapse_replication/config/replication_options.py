@@ -269,6 +269,10 @@ class ReplicationOptions:
         """Return a problem with the value of an option."""
         return ConfigProblem("ReplicationOptions", option, problem, hint)
 
+    def error(self, option: str, problem: str, hint: str) -> ConfigError:
+        """Return the error of an option whose value cannot be used."""
+        return ConfigError([self.problem(option, problem, hint)])
+
     def find_problems(self) -> list[ConfigProblem]:
         """Return the reasons why the options cannot be used."""
         findings = [
