@@ -148,8 +148,9 @@ class _Checks:
             purpose = Purpose.WORKER if is_worker else Purpose.MAIN
         self._purpose = purpose
         self._is_worker = purpose is Purpose.WORKER
-        #: The key paths of ``tls: true`` in this process's listeners.
-        self._tls_listeners: list[KeyPath] = []
+        self._listeners_key = "worker_listeners" if self._is_worker else "listeners"
+        sections = shared.worker_listeners if self._is_worker else shared.listeners
+        self._listeners = list(map(_listener, sections))
 
     # This method is long because it sets every attribute of the configuration.
     def make_config(self) -> ProcessConfig:
@@ -158,6 +159,12 @@ class _Checks:
         streams = read_streams(shared)
         instance_name = self._instance_name()
         writers = read_writers(shared, self._merged, streams)
+        served = self._served_listeners()
+        use_tls: list[KeyPath] = [
+            (self._listeners_key, index, "tls")
+            for index, listener in served.items()
+            if listener.tls
+        ]
         config = ProcessConfig(
             files=self._merged.files,
             server_name=shared.server_name,
@@ -173,8 +180,8 @@ class _Checks:
             redis=redis,
             tcp_connect=self._tcp_connect(redis),
             tcp_listen=tuple(own.direct_tcp.listen),
-            listeners=self._listeners(),
-            tls=read_tls(shared, self._merged, self._tls_listeners),
+            listeners=tuple(served.values()),
+            tls=read_tls(shared, self._merged, use_tls),
             streams=streams,
             writers=writers,
             instances=self._instances(),
@@ -229,9 +236,9 @@ class _Checks:
         own = self._shared.synapse_replication
         if self._purpose is Purpose.FOLLOW or own.allow_unprotected_listeners:
             return
-        for index, section in enumerate(self._listener_sections()):
+        for index, listener in enumerate(self._listeners):
             why = why_unprotected(
-                _listener(section),
+                listener,
                 has_secret=bool(config.secret),
                 verifies_clients=own.tls.client_ca_file is not None,
             )
@@ -242,13 +249,10 @@ class _Checks:
                 self._problem((OWN_SECTION, "direct_tcp", "listen", index), *why)
 
     def _check_sanity(self, config: ProcessConfig) -> None:
-        shared = self._shared
         findings = list(mistyped_keys(self._merged.values))
         if self._purpose is not Purpose.FOLLOW:
-            listen = shared.synapse_replication.direct_tcp.listen
-            findings += clashing_listeners(
-                self._listeners_key, self._listener_sections(), listen
-            )
+            listen = self._shared.synapse_replication.direct_tcp.listen
+            findings += clashing_listeners(self._listeners_key, self._listeners, listen)
         if why := why_no_secret(config.secret):
             secret = ("worker_replication_secret",)
             hint = "write a long random secret, for instance the output of pwgen -s 32"
@@ -326,25 +330,15 @@ class _Checks:
             )
         return ()
 
-    @property
-    def _listeners_key(self) -> str:
-        return "worker_listeners" if self._is_worker else "listeners"
-
-    def _listener_sections(self) -> list[ListenerSection]:
-        shared = self._shared
-        return shared.worker_listeners if self._is_worker else shared.listeners
-
-    def _listeners(self) -> tuple[Listener, ...]:
+    def _served_listeners(self) -> dict[int, Listener]:
+        """Return the listeners with a resource of this package, by their index."""
         if self._purpose is Purpose.FOLLOW:
-            return ()
-        listeners = []
-        for index, section in enumerate(self._listener_sections()):
-            listener = _listener(section)
-            if listener.direct_tcp or listener.resources:
-                listeners.append(listener)
-                if listener.tls:
-                    self._tls_listeners.append((self._listeners_key, index, "tls"))
-        return tuple(listeners)
+            return {}
+        return {
+            index: listener
+            for index, listener in enumerate(self._listeners)
+            if listener.direct_tcp or listener.resources
+        }
 
     def _instances(self) -> dict[str, InstanceLocation]:
         return {

@@ -13,7 +13,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from synapse_replication.config.listener_safety import interface_of, split_description
+from synapse_replication.config.listener_safety import (
+    Listener,
+    interface_of,
+    split_description,
+)
 from synapse_replication.config.models import (
     DatabaseSection,
     InstanceSection,
@@ -97,23 +101,22 @@ def mistyped_keys(values: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def clashing_listeners(
-    key: str, sections: Sequence[ListenerSection], descriptions: Sequence[str]
+    key: str, listeners: Sequence[Listener], descriptions: Sequence[str]
 ) -> Iterator[Finding]:
     """Find listeners of one process with the same socket, or address and port.
 
     A listener without an address uses its port on all addresses.
 
-    :param key: the key of the sections.
-    :param sections: the listeners of the process.
+    :param key: the key of the listeners.
+    :param listeners: the listeners of the process.
     :param descriptions: the endpoint descriptions of ``direct_tcp.listen``.
     """
-    wanted: list[tuple[KeyPath, str | int, list[str]]] = []
-    for index, section in enumerate(sections):
-        where = section.path if section.path is not None else section.port
-        if where is not None:
-            addresses = [] if section.path is not None else section.addresses
-            name = "path" if section.path is not None else "port"
-            wanted.append(((key, index, name), where, addresses))
+    wanted: list[tuple[KeyPath, str | int | None, Sequence[str]]] = []
+    for index, listener in enumerate(listeners):
+        if listener.path is not None:
+            wanted.append(((key, index, "path"), listener.path, []))
+        else:
+            wanted.append(((key, index, "port"), listener.port, listener.addresses))
     for index, description in enumerate(descriptions):
         kind, arguments, named = split_description(description)
         port = named.get("port") or (arguments[0] if arguments else "")
