@@ -1,10 +1,10 @@
-"""Tests for synapse_replication.app.outgoing_commands."""
+"""Tests for the commands that the code of a stand-alone process sends."""
 
 from __future__ import annotations
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.app.outgoing_commands import CommandsOut
+from synapse_replication.app.host import CommandsOut
 from synapse_replication.errors import LocalProtocolError
 from synapse_replication.handlers.handler import ReplicationCommandHandler
 from synapse_replication.handlers.host_parts import SyncingUsers
