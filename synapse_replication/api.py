@@ -91,10 +91,12 @@ from synapse_replication.handlers.sending.streamer import (
     StreamerOptions as StreamerOptions,
 )
 from synapse_replication.http.agent import make_agent as make_agent
-from synapse_replication.http.client import HttpCatchUpClient as HttpCatchUpClient
+from synapse_replication.http.client import (
+    HttpCatchUpClient as HttpCatchUpClient,
+    with_retries as with_retries,
+)
 from synapse_replication.http.location import InstanceLocation as InstanceLocation
 from synapse_replication.http.resource import ReplicationResource as ReplicationResource
-from synapse_replication.http.retry import with_retries as with_retries
 from synapse_replication.instrumentation.composite import (
     CompositeObserver as CompositeObserver,
 )

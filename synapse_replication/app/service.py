@@ -58,8 +58,7 @@ from synapse_replication.handlers.sending.streamer import (
     ReplicationStreamer,
     StreamerOptions,
 )
-from synapse_replication.http.client import HttpCatchUpClient
-from synapse_replication.http.retry import with_retries
+from synapse_replication.http.client import HttpCatchUpClient, with_retries
 from synapse_replication.instrumentation.prometheus import ReplicationMetrics
 from synapse_replication.instrumentation.status.model import (
     ProcessStatus,

@@ -32,6 +32,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
 
+from synapse_replication.backoff import Backoff
 from synapse_replication.errors import HttpCatchUpError, RowsLostError
 from synapse_replication.handlers.events import RowsRequest
 from synapse_replication.handlers.observer import ReplicationObserver
@@ -43,6 +44,8 @@ from synapse_replication.wire.extension import MAX_NAME_LENGTH
 if TYPE_CHECKING:
     from twisted.web.iweb import IAgent
 
+    from synapse_replication.handlers.interfaces import Clock
+
 #: The longest accepted response body, in bytes.
 MAX_ANSWER_LENGTH = 256 * 1024 * 1024
 #: Default time limit of a request for rows and its response, in s.
@@ -52,6 +55,12 @@ REQUEST_TIMEOUT = 30.0
 BACKLOG_TIMEOUT = 3.0
 #: Time limit of a status request, in s.
 STATUS_TIMEOUT = 5.0
+#: The largest number of requests of :func:`with_retries`.
+ATTEMPTS = 3
+#: The delay before the second request, in s; it doubles before each further request.
+FIRST_DELAY = 0.25
+#: The longest delay, in s.
+MAX_RETRY_DELAY = 5.0
 
 _SECRET_HINT = "configure the same replication secret for both processes"
 
@@ -262,6 +271,37 @@ class HttpCatchUpClient:
 
     def _scrub(self, text: str) -> str:
         return text.replace(self._secret, "***") if self._secret else text
+
+
+def with_retries(
+    fetch: UpdateFunction, clock: Clock, random: Callable[[], float]
+) -> UpdateFunction:
+    """Return an update function that repeats failed requests.
+
+    A request is repeated after a 5xx response, or if there was no response, for
+    instance because the connection failed. It is not repeated if the address is not
+    configured. Requests are idempotent, and each retry has a new ``txn_id``, so a
+    request whose response was lost can be repeated. After :data:`ATTEMPTS` requests,
+    the last error is raised.
+
+    :param random: returns a number in [0, 1), which shortens a delay by up to half.
+    """
+    backoff = Backoff(FIRST_DELAY, MAX_RETRY_DELAY, jitter=random)
+
+    async def retrying(
+        instance_name: str, from_token: int, upto_token: int, limit: int
+    ) -> StreamUpdateResult:
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                return await fetch(instance_name, from_token, upto_token, limit)
+            except HttpCatchUpError as error:
+                has_failed = error.status is None or error.status >= 500
+                if attempt == ATTEMPTS or not (error.was_sent and has_failed):
+                    raise
+            await clock.sleep(backoff.delay(attempt))
+        raise AssertionError("at least one attempt is made")
+
+    return retrying
 
 
 def _explain(error: Exception) -> str:

@@ -24,8 +24,7 @@ from synapse_replication.config.process import ProcessConfig
 from synapse_replication.errors import CatchUpError, ConfigError
 from synapse_replication.handlers.host_values import Identity
 from synapse_replication.handlers.receiving.context import ReceiverOptions
-from synapse_replication.http.client import HttpCatchUpClient
-from synapse_replication.http.retry import with_retries
+from synapse_replication.http.client import HttpCatchUpClient, with_retries
 from synapse_replication.storage.database import Database
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS
 from synapse_replication.streams.stream import RemovedWriter

@@ -10,7 +10,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import HttpCatchUpError
 from synapse_replication.handlers.interfaces import Clock, DelayedCall
-from synapse_replication.http.retry import with_retries
+from synapse_replication.http.client import with_retries
 from synapse_replication.streams.stream import StreamUpdateResult
 
 _PAGE = StreamUpdateResult([], 9, False)
