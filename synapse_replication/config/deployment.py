@@ -260,18 +260,13 @@ class _WriterChecks:
             if name in self._known or "instance_map" in self._merged.failed_keys():
                 continue
             if name == "main":
-                self.report(
-                    (*path, index),
-                    "as a writer, the main process is not called 'main'",
-                    f"write {MAIN_INSTANCE}",
-                )
-                continue
-            otherwise = f"add it: `instance_map: {{{name}: {{host: ..., port: ...}}}}`"
-            self.report(
-                (*path, index),
-                f"instance {name!r} is not in instance_map",
-                hint_for(name, self._known, otherwise),
-            )
+                problem = "as a writer, the main process is not called 'main'"
+                hint = f"write {MAIN_INSTANCE}"
+            else:
+                problem = f"instance {name!r} is not in instance_map"
+                add = f"add it: `instance_map: {{{name}: {{host: ..., port: ...}}}}`"
+                hint = hint_for(name, self._known, add)
+            self.report((*path, index), problem, hint)
 
 
 def why_no_conninfo(conninfo: Mapping[str, Any]) -> str | None:

@@ -181,15 +181,15 @@ def _to_stream(value: Any) -> Any:
 
     :raises InvalidValueError: if the entry is invalid.
     """
-    if isinstance(value, (TableStream, str)):
-        if isinstance(value, str) and value not in STANDARD_STREAMS:
-            known = ", ".join(STANDARD_STREAMS)
-            otherwise = f"declare it by its table, or write one of {known}"
-            raise InvalidValueError(
-                f"{value!r} is not a standard stream",
-                hint_for(value, STANDARD_STREAMS, otherwise),
-            )
-        return value
+    if isinstance(value, str):
+        if value in STANDARD_STREAMS:
+            return value
+        known = ", ".join(STANDARD_STREAMS)
+        otherwise = f"declare it by its table, or write one of {known}"
+        raise InvalidValueError(
+            f"{value!r} is not a standard stream",
+            hint_for(value, STANDARD_STREAMS, otherwise),
+        )
     if not isinstance(value, dict):
         raise InvalidValueError(
             "each entry must be a mapping, or the name of a standard stream",

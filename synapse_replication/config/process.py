@@ -33,10 +33,10 @@ from synapse_replication.config.own_section import FactorySection, OwnSection
 from synapse_replication.config.redis import read_redis
 from synapse_replication.config.replication_options import ReplicationOptions
 from synapse_replication.config.sanity import (
+    bad_secret,
     clashing_listeners,
     mistyped_keys,
     readable_secrets,
-    why_no_secret,
 )
 from synapse_replication.config.tls import read_tls
 from synapse_replication.config.yaml_files import (
@@ -253,10 +253,7 @@ class _Checks:
         if self._purpose is not Purpose.FOLLOW:
             listen = self._shared.synapse_replication.direct_tcp.listen
             findings += clashing_listeners(self._listeners_key, self._listeners, listen)
-        if why := why_no_secret(config.secret):
-            secret = ("worker_replication_secret",)
-            hint = "write a long random secret, for instance the output of pwgen -s 32"
-            findings.append((secret, why, hint))
+        findings += bad_secret(config.secret)
         for path, problem, hint in findings:
             self._problem(path, problem, hint)
 
@@ -280,21 +277,15 @@ class _Checks:
                     "omit this file, or start `synapse-replication worker`",
                 )
             return MAIN_INSTANCE
-        if name is None:
-            if "worker_name" not in self._merged.values:
-                self._problem(
-                    ("worker_name",),
-                    "is missing",
-                    "write a name that no other process of this homeserver has",
-                )
-            return "unnamed"
+        problem = None
         if name in (MAIN_INSTANCE, "main"):
-            self._problem(
-                ("worker_name",),
-                f"{name!r} is the name of the main process",
-                "write a name that no other process of this homeserver has",
-            )
-        return name
+            problem = f"{name!r} is the name of the main process"
+        elif "worker_name" not in self._merged.values:
+            problem = "is missing"
+        if problem is not None:
+            hint = "write a name that no other process of this homeserver has"
+            self._problem(("worker_name",), problem, hint)
+        return name or "unnamed"
 
     # -- links and listeners ------------------------------------------------------
 

@@ -46,6 +46,8 @@ _Finding: TypeAlias = tuple[str, str, str]
 """An option, what is wrong with it, and the hint."""
 _Types: TypeAlias = type | tuple[type, ...]
 
+_DATABASE_HINT = 'pass libpq\'s parameters, for instance {"dbname": "shop"}'
+
 
 def _to_names(value: Iterable[str] | str) -> tuple[str, ...]:
     return (value,) if isinstance(value, str) else tuple(value)
@@ -89,8 +91,7 @@ def _to_tls(value: TlsConfig) -> TlsConfig:
 def _to_database(value: Any) -> DatabaseConfig | None:
     if value is None or isinstance(value, DatabaseConfig):
         return value
-    hint = 'pass libpq\'s parameters, for instance {"dbname": "shop"}'
-    _check_type("database", value, (str, Mapping), hint)
+    _check_type("database", value, (str, Mapping), _DATABASE_HINT)
     return DatabaseConfig({"dsn": value} if isinstance(value, str) else value)
 
 
@@ -305,8 +306,8 @@ class ReplicationOptions:
     def _find_missing(self) -> Iterator[_Finding]:
         me, stored = self.instance_name, list(self.stored)
         if stored and self.database is None:
-            hint = 'pass libpq\'s parameters, for instance {"dbname": "shop"}'
-            yield "database", f"is missing, but {stored[0]} is stored in it", hint
+            problem = f"is missing, but {stored[0]} is stored in it"
+            yield "database", problem, _DATABASE_HINT
         others = {
             (name, writer)
             for name, writers in self.writers.items()
@@ -349,8 +350,7 @@ class ReplicationOptions:
         if self.database is not None:
             why = why_no_conninfo(self.database.conninfo)
             if why is not None:
-                hint = 'pass libpq\'s parameters, for instance {"dbname": "shop"}'
-                yield "database", why, hint
+                yield "database", why, _DATABASE_HINT
         try:
             self.tls.for_connecting("localhost")
             if any(listener.tls for listener in self.listeners):

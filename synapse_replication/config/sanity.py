@@ -149,18 +149,20 @@ def _covers(address: str, other: str) -> bool:
     return address == ("::" if is_ipv6 else "0.0.0.0") or not address
 
 
-def why_no_secret(secret: str | None) -> str | None:
-    """Return why a secret is unusable; ``None`` if it is usable or not configured."""
+def bad_secret(secret: str | None) -> Iterator[Finding]:
+    """Find why the replication secret is unusable, if it is configured."""
     if secret is None:
-        return None
+        return
+    path = ("worker_replication_secret",)
+    hint = "write a long random secret, for instance the output of pwgen -s 32"
     if any(not character.isprintable() for character in secret):
-        return "it contains a line break or another control character"
-    if len(secret.strip()) < MIN_SECRET:
-        return (
+        yield path, "it contains a line break or another control character", hint
+    elif len(secret.strip()) < MIN_SECRET:
+        problem = (
             f"it has fewer than {MIN_SECRET} characters, not counting spaces at its "
             "ends, and is easily guessed"
         )
-    return None
+        yield path, problem, hint
 
 
 def readable_secrets(merged: MergedFiles) -> Iterator[ConfigProblem]:
