@@ -63,6 +63,15 @@ FIRST_DELAY = 0.25
 MAX_RETRY_DELAY = 5.0
 
 _SECRET_HINT = "configure the same replication secret for both processes"
+#: The hints for the statuses of responses.
+_HINTS = {
+    401: _SECRET_HINT,
+    403: _SECRET_HINT,
+    404: "configure the address of a listener with the replication resource; a stock "
+    "instance does not serve a status",
+    500: "see the log of that instance; a stock instance answers 500 to a wrong "
+    f"secret: {_SECRET_HINT}",
+}
 
 
 class _Answer(msgspec.Struct):
@@ -266,7 +275,7 @@ class HttpCatchUpClient:
             raise HttpCatchUpError("GET", shown, None, text) from error
         if status != 200:
             text = self._scrub(body.decode("utf-8", "replace"))
-            raise HttpCatchUpError("GET", shown, status, text, _hint_for(status))
+            raise HttpCatchUpError("GET", shown, status, text, _HINTS.get(status, ""))
         return shown, body
 
     def _scrub(self, text: str) -> str:
@@ -291,15 +300,15 @@ def with_retries(
     async def retrying(
         instance_name: str, from_token: int, upto_token: int, limit: int
     ) -> StreamUpdateResult:
-        for attempt in range(1, ATTEMPTS + 1):
+        for attempt in range(1, ATTEMPTS):
             try:
                 return await fetch(instance_name, from_token, upto_token, limit)
             except HttpCatchUpError as error:
                 has_failed = error.status is None or error.status >= 500
-                if attempt == ATTEMPTS or not (error.was_sent and has_failed):
+                if not (error.was_sent and has_failed):
                     raise
             await clock.sleep(backoff.delay(attempt))
-        raise AssertionError("at least one attempt is made")
+        return await fetch(instance_name, from_token, upto_token, limit)
 
     return retrying
 
@@ -309,19 +318,3 @@ def _explain(error: Exception) -> str:
     reasons: Sequence[Failure] = getattr(error, "reasons", ())
     causes = [reason.value for reason in reasons if reason.value is not None]
     return "; ".join(map(explain, causes or [error]))
-
-
-def _hint_for(status: int) -> str:
-    if status in (401, 403):
-        return _SECRET_HINT
-    if status == 404:
-        return (
-            "configure the address of a listener with the replication resource; a "
-            "stock instance does not serve a status"
-        )
-    if status == 500:
-        return (
-            "see the log of that instance; a stock instance answers 500 to a wrong "
-            f"secret: {_SECRET_HINT}"
-        )
-    return ""
