@@ -245,15 +245,14 @@ class LossMeter(ReplicationObserver):
 
     def announced_position(self, command: PositionCommand) -> None:
         """Record a POSITION line: readers below its range fetch the rows up to it."""
-        writer = self._writers.get((command.stream_name, command.instance_name))
+        key = command.stream_name, command.instance_name
+        writer = self._writers.get(key)
         if writer is None:
             return
         at, new = writer.position, command.new_token
         if at is not None and at < command.prev_token:
             for token in [each for each in writer.missing if at < each <= new]:
-                self._announced_late(
-                    (command.stream_name, command.instance_name), writer, token
-                )
+                self._announced_late(key, writer, token)
             writer.ledger.add(range(at + 1, new + 1))
         writer.position = max(new, at or 0)
 

@@ -25,6 +25,8 @@ def find_made_types(factory: Callable[..., Any]) -> list[type[Any]]:
         return [factory]
     if inspect.iscoroutinefunction(factory):
         return [CoroutineType]
+    if inspect.isgeneratorfunction(factory):
+        return []
     try:
         (code,) = ast.parse(textwrap.dedent(inspect.getsource(factory))).body
     except (OSError, TypeError, ValueError, SyntaxError):
@@ -33,8 +35,6 @@ def find_made_types(factory: Callable[..., Any]) -> list[type[Any]]:
     if not isinstance(code, ast.FunctionDef) or code.decorator_list:
         return []
     nodes = list(_nodes_of(code))
-    if any(isinstance(node, (ast.Yield, ast.YieldFrom)) for node in nodes):
-        return []
     names = {**vars(builtins), **getattr(factory, "__globals__", {})}
     values = [node.value for node in nodes if isinstance(node, ast.Return)]
     made = [_type_of(value, names, nodes) for value in values or [None]]

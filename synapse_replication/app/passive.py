@@ -262,11 +262,10 @@ class Output:
 
     def write(self, text: str) -> int:
         """Write a text, and schedule a flush. It never raises ``OSError``."""
-        if not self._has_failed:
-            if not self._flushing:
-                self._flushing = True
-                self._reactor.callLater(0, self._flush)
-            self._guard(lambda: self._out.write(text))
+        if not (self._flushing or self._has_failed):
+            self._flushing = True
+            self._reactor.callLater(0, self._flush)
+        self._guard(lambda: self._out.write(text))
         return len(text)
 
     def flush(self) -> None:
@@ -274,19 +273,18 @@ class Output:
 
     def finish(self) -> None:
         """Flush the stream now."""
-        if not self._has_failed:
-            self._guard(self._out.flush)
+        self._guard(self._out.flush)
 
     def _flush(self) -> None:
         self._flushing = False
         self._guard(self._out.flush)
 
     def _guard(self, action: Callable[[], object]) -> None:
+        if self._has_failed:
+            return
         try:
             action()
         except OSError as error:
-            if self._has_failed:
-                return
             self._has_failed = True
             # Python flushes standard output at exit. Redirect it, so that this flush
             # does not fail as well.
