@@ -121,13 +121,10 @@ def _read_section(
     for field in fields:
         inner = (*path, field.name)
         if field.required and values.get(field.name) is None:
-            is_there = field.name in values
-            hint = "write a value" if is_there else "add it"
-            merged.report(
-                inner,
-                "is empty" if is_there else "is missing",
-                _HINTS.get(field.name, hint),
-            )
+            problem, hint = "is missing", "add it"
+            if field.name in values:
+                problem, hint = "is empty", "write a value"
+            merged.report(inner, problem, _HINTS.get(field.name, hint))
         elif field.name in values:
             read = read_value(field.type, values[field.name], inner, merged)
             if read is not INVALID:
