@@ -28,6 +28,7 @@ from synapse_replication.config.section_types import (
     not_empty,
 )
 from synapse_replication.config.yaml_files import did_you_mean, hint_for
+from synapse_replication.http.location import InstanceLocation
 
 #: The resources of HTTP listeners that this package serves. It ignores all others,
 #: except that a name similar to one of these is an error.
@@ -110,7 +111,7 @@ class RedisSection(Section, frozen=True):
             )
 
 
-class InstanceSection(Section, frozen=True):
+class InstanceSection(InstanceLocation, Section, frozen=True):
     """The address at which an instance serves HTTP replication.
 
     :ivar host: host of the instance.
@@ -119,10 +120,7 @@ class InstanceSection(Section, frozen=True):
     :ivar path: Unix socket, instead of ``host`` and ``port``.
     """
 
-    host: str | None = None
     port: Port | None = None
-    tls: bool = False
-    path: str | None = None
 
     def __post_init__(self) -> None:
         if self.path is None and (self.host is None or self.port is None):

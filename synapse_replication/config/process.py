@@ -48,7 +48,6 @@ from synapse_replication.config.yaml_files import (
 from synapse_replication.data_files import read_table
 from synapse_replication.errors import ConfigError, ConfigProblem
 from synapse_replication.handlers.receiving.context import ReceiverOptions
-from synapse_replication.http.location import InstanceLocation
 from synapse_replication.redis.options import RedisOptions
 from synapse_replication.streams.backlog import BacklogOptions
 from synapse_replication.streams.standard.registry import MAIN_INSTANCE
@@ -184,7 +183,10 @@ class _Checks:
             tls=read_tls(shared, self._merged, use_tls),
             streams=streams,
             writers=writers,
-            instances=self._instances(),
+            instances={
+                MAIN_INSTANCE if name == "main" else name: location
+                for name, location in shared.instance_map.items()
+            },
             secret=read_secret(
                 shared.worker_replication_secret,
                 shared.worker_replication_secret_path,
@@ -329,14 +331,6 @@ class _Checks:
             index: listener
             for index, listener in enumerate(self._listeners)
             if listener.direct_tcp or listener.resources
-        }
-
-    def _instances(self) -> dict[str, InstanceLocation]:
-        return {
-            MAIN_INSTANCE if name == "main" else name: InstanceLocation(
-                section.host, section.port, section.tls, section.path
-            )
-            for name, section in self._shared.instance_map.items()
         }
 
     def _check_rows_can_be_requested(self, config: ProcessConfig) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import attrs
 
 from synapse_replication.config.listener_safety import Listener
+from synapse_replication.config.models import InstanceSection
 from synapse_replication.config.process import Purpose
 from synapse_replication.handlers.receiving.context import ReceiverOptions
-from synapse_replication.http.location import InstanceLocation
 from synapse_replication.redis.options import RedisOptions
 from synapse_replication.streams.backlog import BacklogOptions
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS
@@ -79,7 +79,7 @@ class LoadConfigTests(LoadConfigTestCase):
         """Instances are listed under their writers' names; main is listed as master."""
         instances = self.load(HOMESERVER).instances
         self.assertEqual(
-            instances["master"], InstanceLocation("localhost", 9093, False, None)
+            instances["master"], InstanceSection("localhost", 9093, False, None)
         )
         self.assertEqual(instances["persister1"].path, "/run/persister1.sock")
         self.assertTrue(instances["persister2"].tls)
