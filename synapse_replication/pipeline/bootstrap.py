@@ -32,7 +32,7 @@ from synapse_replication.storage.consistency import (
     ProblemKind,
     StreamState,
 )
-from synapse_replication.storage.schema.deltas import DELTAS
+from synapse_replication.storage.schema import DELTAS
 from synapse_replication.streams.id_column import IdColumn
 from synapse_replication.streams.writer_positions import FIRST_POSITION
 

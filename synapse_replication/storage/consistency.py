@@ -38,7 +38,7 @@ from synapse_replication.storage.id_streams import (
     farthest_id,
     read_sequence,
 )
-from synapse_replication.storage.schema.deltas import DELTAS
+from synapse_replication.storage.schema import DELTAS
 from synapse_replication.streams.id_column import IdColumn
 from synapse_replication.streams.writer_positions import FIRST_POSITION
 

@@ -16,7 +16,7 @@ from synapse_replication.pipeline.audit.facts import (
 )
 from synapse_replication.pipeline.audit.findings import AuditFinding
 from synapse_replication.pipeline.settings import PipelineSettings, settings_of_dsn
-from synapse_replication.storage.schema.deltas import DELTAS
+from synapse_replication.storage.schema import DELTAS
 from synapse_replication.streams.table import TableStream
 from synapse_replication.testing.servers import shared_postgres
 from tests.pipeline.audits import Found, found

@@ -9,17 +9,16 @@ See docs/failure-modes.rst: failure-migration-twice.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+from synapse_replication.data_files import read_queries
 from synapse_replication.storage import queries
-from synapse_replication.storage.schema.deltas import DELTAS
 
-_MAKE_VERSION = """
-    CREATE TABLE IF NOT EXISTS synapse_replication_schema (
-        -- the number of the last delta that was applied; one row
-        version integer NOT NULL
-    )
-"""
+_SQL = read_queries(Path(__file__).with_suffix(".sql"))
+
+#: The deltas, in order from number 1.
+DELTAS = tuple(sql for name, sql in _SQL.items() if name.startswith("delta_"))
 
 
 def prepare_database(txn: Any) -> int:
@@ -38,7 +37,7 @@ def prepare_database(txn: Any) -> int:
         txn.execute("SELECT version FROM synapse_replication_schema")
         version = txn.fetchone()
     else:
-        txn.execute(_MAKE_VERSION)
+        txn.execute(_SQL["version_table"])
     applied = 0 if version is None else int(version[0])
     for delta in DELTAS[applied:]:
         txn.execute(delta)
