@@ -303,14 +303,27 @@ class MultiWriterIdGenerator:
             with self._positions as positions:
                 return [id_ for id_ in ids if positions.is_usable(fetch, id_)]
 
-        known = self._positions.max_finished
-        stream = self.stream
-        return fetch_ids(
-            txn, stream.sequence, n, usable, known, stream.plausible_distance
-        )
+        return fetch_ids(txn, self.stream, n, usable, self._positions.max_finished)
+
+    def _end_fetch(self, fetch: int, ids: list[int]) -> bool:
+        """Register the ids that a fetch returned, unless any of them is not new.
+
+        An id is new if
+        :meth:`~synapse_replication.streams.writer_positions.WriterPositions.is_usable`
+        is true for it. It is not new, for instance, if the sequence went backwards.
+        Thread-safe.
+
+        :return: whether all ids were new.
+        """
+        with self._positions as positions:
+            are_new = all(positions.is_usable(fetch, id_) for id_ in ids)
+            positions.end_fetch(fetch, ids if are_new else [])
+        return are_new
 
     def request(self, n: int) -> IdRequest:
-        """Request ``n`` ids. Called by blocks.
+        """Request ``n`` ids, to be fetched together with those of other requests.
+
+        Called by blocks.
 
         :raises StreamConfigurationError: if this instance is not a writer.
         """

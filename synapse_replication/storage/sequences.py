@@ -27,7 +27,6 @@ from synapse_replication.storage.id_streams import (
 from synapse_replication.streams.id_column import IdColumn
 from synapse_replication.streams.writer_positions import (
     FIRST_POSITION,
-    PLAUSIBLE_DISTANCE,
     WriterPositions,
 )
 
@@ -49,13 +48,12 @@ MAX_ID = 2**63 - 1
 
 def fetch_ids(
     txn: Any,
-    sequence: str,
+    stream: IdStream,
     count: int,
     usable: Callable[[list[int]], list[int]],
     known: int,
-    plausible_distance: int = PLAUSIBLE_DISTANCE,
 ) -> list[int]:
-    """Allocate ids from a sequence, in ascending order.
+    """Allocate ids from a stream's sequence, in ascending order.
 
     Unusable ids are skipped and never used. If the sequence is behind ``known``, the
     sequence is advanced to ``known``, unless the distance is implausibly great.
@@ -63,7 +61,6 @@ def fetch_ids(
     :param txn: a cursor.
     :param usable: returns those of the allocated ids that may be used.
     :param known: the greatest id that is known to be finished.
-    :param plausible_distance: the most by which ``known`` may exceed the sequence.
     :raises SequenceBehindError: if too many ids are unusable, or the sequence is far
         behind ``known``.
     """
@@ -73,7 +70,7 @@ def fetch_ids(
         wanted = count - len(ids)
         txn.execute(
             queries.SQL["next_ids"],
-            {"sequence": queries.identifier(sequence), "count": wanted},
+            {"sequence": queries.identifier(stream.sequence), "count": wanted},
         )
         allocated = [id_ for (id_,) in txn.fetchall()]
         ids += usable(allocated)
@@ -81,19 +78,15 @@ def fetch_ids(
         if len(ids) == count:
             break
         last = allocated[-1]
-        is_far = known - last > plausible_distance
+        is_far = known - last > stream.plausible_distance
         if skipped > MAX_SKIPPED_IDS + count or is_far:
-            raise SequenceBehindError(
-                sequence,
+            raise _sequence_behind(
+                stream,
                 "the memory of this process (ids it wrote, or other writers announced)",
                 last,
                 max(known, last),
-                suspect=(
-                    "find out whether the database was restored, or an instance of "
-                    f"another deployment announced {known}, then restart this process"
-                )
-                if is_far
-                else "",
+                "find out whether the database was restored, or an instance of "
+                f"another deployment announced {known}, then restart this process",
             )
         if known > last:
             _log.warn(
@@ -101,11 +94,11 @@ def fetch_ids(
                 "writers were running; it is advanced again, and no id is used twice. "
                 "Was the sequence set by hand, or the database restored? Check with: "
                 "synapse-replication positions check -c FILE",
-                sequence=sequence,
+                sequence=stream.sequence,
                 last=last,
                 known=known,
             )
-            skip_ids(txn, sequence, known - last)
+            skip_ids(txn, stream.sequence, known - last)
     return sorted(ids)
 
 
@@ -330,7 +323,16 @@ def _read_checked_sequence(
             # ids up to the stored position count as finished and would be allocated
             # again.
             raise _sequence_behind_positions(stream, last, greatest)
-        raise _sequence_behind_table(stream, column, last, id_)
+        table = queries.identifier(column.table)
+        name = queries.identifier(column.id_column)
+        raise _sequence_behind(
+            stream,
+            f"table {column.table}",
+            last,
+            id_,
+            f"inspect the row (SELECT * FROM {table} WHERE {name} = "
+            f"{stream.sign * id_};) and delete it if it is not a row of the stream",
+        )
     behind = greatest - last
     # A stream without rows has the stored position 1, and its sequence may be at 0.
     if behind > 0 and greatest > FIRST_POSITION and repair:
@@ -347,39 +349,31 @@ def _read_checked_sequence(
     return last
 
 
-def _sequence_behind_table(
-    stream: IdStream, column: IdColumn, last: int, id_: int
-) -> SequenceBehindError:
-    table, name = queries.identifier(column.table), queries.identifier(column.id_column)
-    return SequenceBehindError(
-        stream.sequence,
-        f"table {column.table}",
-        last,
-        id_,
-        suspect=(
-            f"inspect the row (SELECT * FROM {table} WHERE {name} = "
-            f"{stream.sign * id_};) and delete it if it is not a row of the stream"
-        )
-        if id_ - last > stream.plausible_distance
-        else "",
-    )
-
-
 def _sequence_behind_positions(
     stream: IdStream, last: int, position: int
 ) -> SequenceBehindError:
-    return SequenceBehindError(
-        stream.sequence,
+    return _sequence_behind(
+        stream,
         "table stream_positions",
         last,
         position,
-        suspect=(
-            "inspect the row (SELECT * FROM stream_positions WHERE stream_name = "
-            f"'{stream.stream_name}' AND stream_id = {stream.sign * position};) "
-            "and run 'synapse-replication positions repair' to correct it"
-        )
-        if position - last > stream.plausible_distance
-        else "",
+        "inspect the row (SELECT * FROM stream_positions WHERE stream_name = "
+        f"'{stream.stream_name}' AND stream_id = {stream.sign * position};) "
+        "and run 'synapse-replication positions repair' to correct it",
+    )
+
+
+def _sequence_behind(
+    stream: IdStream, source: str, last: int, id_: int, suspect: str
+) -> SequenceBehindError:
+    """Return the error that a sequence is behind an id.
+
+    :param source: where the id was found.
+    :param suspect: what to do if the id is implausibly far beyond the sequence.
+    """
+    is_far = id_ - last > stream.plausible_distance
+    return SequenceBehindError(
+        stream.sequence, source, last, id_, suspect=suspect if is_far else ""
     )
 
 

@@ -354,11 +354,10 @@ class FetchIdsTests(PostgresMixin, SynchronousTestCase):
         with self.connection.cursor() as cursor:
             return fetch_ids(
                 cursor,
-                "foobar_seq",
+                replace(FOOBAR, plausible_distance=10),
                 count,
                 lambda ids: [id_ for id_ in ids if id_ > known],
                 known,
-                plausible_distance=10,
             )
 
     def test_plausible(self) -> None:
