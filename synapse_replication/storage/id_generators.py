@@ -64,14 +64,14 @@ from synapse_replication.storage.open_transactions import (
     PredecessorWait,
 )
 from synapse_replication.storage.round_trips import (
-    IdFetcher,
     IdRequest,
     PositionPersister,
     RoundTripGate,
+    SharedRoundTrip,
 )
 from synapse_replication.storage.sequence_check import SequenceCheck
 from synapse_replication.storage.sequences import fetch_ids, load_positions
-from synapse_replication.storage.transactions import SettlingRunner, TransactionRunner
+from synapse_replication.storage.transactions import TransactionRunner
 from synapse_replication.streams.writer_positions import WriterPositions
 
 if TYPE_CHECKING:
@@ -121,17 +121,16 @@ class MultiWriterIdGenerator:
         #: announceable.
         self.get_mark: Callable[[], tuple[int | None, ...]] = positions.get_mark
         self._is_writer = positions.is_writer
-        self._settled: Callable[[], Deferred[None]] | None = (
-            database.settled if isinstance(database, SettlingRunner) else None
+        #: A host's own pool cannot report the end of transactions.
+        self._settled: Callable[[], Deferred[None]] | None = getattr(
+            database, "settled", None
         )
         self._reactor = reactor
         self._on_finished = on_finished
         self._sign = stream.sign
         observer = observer or ReplicationObserver()
-        gate = RoundTripGate()
-        self._fetcher = IdFetcher(
-            database, self._positions, self._fetch_ids, self._handle_finished, gate
-        )
+        self._gate = gate = RoundTripGate()
+        self._fetches = SharedRoundTrip(self._fetch, gate)
         self._persister = PositionPersister(
             database,
             stream,
@@ -190,7 +189,7 @@ class MultiWriterIdGenerator:
             try:
                 ids = self._fetch_ids(txn, fetch, n)
             finally:
-                are_new = self._fetcher.end_fetch(fetch, ids)
+                are_new = self._end_fetch(fetch, ids)
         txn.call_after(self._end_in_reactor, ids)
         txn.call_on_exception(self._end_in_reactor, ids)
         return [self._sign * id_ for id_ in ids]
@@ -328,7 +327,9 @@ class MultiWriterIdGenerator:
         :raises StreamConfigurationError: if this instance is not a writer.
         """
         self._check_writer()
-        return self._fetcher.request(n)
+        request = IdRequest(n)
+        self._fetches.join(request)
+        return request
 
     def waitable(self, deferred: Deferred[None]) -> Deferred[None]:
         """Return the Deferred that a block awaits; a host may override this method."""
@@ -340,8 +341,63 @@ class MultiWriterIdGenerator:
         Called by blocks. Thread-safe.
         """
         request.given_up = True
-        if self._fetcher.end_unclaimed(request):
+        if self._end_unclaimed(request):
             self._reactor.callFromThread(self._handle_finished)
+
+    def _end_unclaimed(self, request: IdRequest) -> bool:
+        """Finish the ids of an abandoned request, if they have been fetched.
+
+        :return: whether it finished any.
+        """
+        # One thread may abandon a request while another thread assigns its ids;
+        # claim() returns the ids to only one of the threads.
+        ids = request.claim()
+        if ids is not None:
+            self._positions.finish(ids)
+        return ids is not None
+
+    def _fetch(self, wanted: list[IdRequest]) -> None:
+        requests = [request for request in wanted if not request.given_up]
+        if not requests:
+            self._fetches.end()
+            return
+        Deferred.fromCoroutine(self._fetch_for(requests))
+
+    async def _fetch_for(self, requests: list[IdRequest]) -> None:
+        with self._positions as positions:
+            fetch = positions.begin_fetch()
+        count = sum(request.n for request in requests)
+        try:
+            ids = await self.database.transact(
+                "get_next_ids",
+                lambda txn: self._fetch_ids(txn, fetch, count),
+                autocommit=True,
+            )
+        except Exception as error:  # noqa: BLE001 -- the callers of the requests get it
+            self._end_fetch(fetch, [])
+            self._fetches.end()
+            with self._gate.closed():
+                for request in requests:
+                    request.wake(error)
+            return
+        if not self._end_fetch(fetch, ids):
+            self._fetches.repeat(requests)
+            return
+        given_up = False
+        start = 0
+        # Assign all ids before waking any waiter: a waiter may cancel another request.
+        for request in requests:
+            request.fetched.append(ids[start : start + request.n])
+            start += request.n
+            given_up = given_up or request.given_up
+            if request.given_up:
+                self._end_unclaimed(request)
+        self._fetches.end()
+        with self._gate.closed():
+            for request in requests:
+                request.wake(None)
+            if given_up:
+                self._handle_finished()
 
     # -- finishing ---------------------------------------------------------------------
 

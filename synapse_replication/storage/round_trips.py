@@ -1,12 +1,12 @@
 """Round trips of an id generator to the database, shared by many callers.
 
 Theory of operation: at most one round trip of a kind is in progress at a time
-(:class:`SharedRoundTrip`): one fetch of ids (:class:`IdFetcher`) and one upsert of the
-position (:class:`PositionPersister`). Callers that join during it wait for the next
-one, which serves all of them. If none is in progress, a new one begins immediately.
-While callers are notified that their round trip has ended, they may join again. No
-round trip begins during these notifications (see :meth:`RoundTripGate.closed`), so that
-the next one serves all callers that joined.
+(:class:`SharedRoundTrip`): one fetch of ids, for :class:`IdRequest` objects, and one
+upsert of the position (:class:`PositionPersister`). Callers that join during it wait
+for the next one, which serves all of them. If none is in progress, a new one begins
+immediately. While callers are notified that their round trip has ended, they may join
+again. No round trip begins during these notifications (see
+:meth:`RoundTripGate.closed`), so that the next one serves all callers that joined.
 
 A fetch of ids writes no row, but its commit may wait for the disk: ``nextval`` writes a
 WAL record about once per 32 ids. An asynchronous commit would be wrong: after a crash
@@ -148,106 +148,6 @@ class IdRequest:
             self.answered.callback(None)
         else:
             self.answered.errback(error)
-
-
-@attrs.define(eq=False, repr=False)
-class IdFetcher:
-    """Fetches the ids of one stream for all requests.
-
-    Use it in the reactor's thread, except :meth:`end_fetch` and :meth:`end_unclaimed`,
-    which are thread-safe.
-
-    :param fetch_ids: ``(txn, fetch, n) -> ids``; allocates ``n`` ids in a transaction.
-        ``fetch`` is the handle that
-        :meth:`~synapse_replication.streams.writer_positions.WriterPositions.begin_fetch`
-        returned.
-    :param on_finished: called after the ids of abandoned requests were finished.
-    """
-
-    _database: TransactionRunner
-    _positions: LockedPositions
-    _fetch_ids: Callable[[Any, int, int], list[int]]
-    _on_finished: Callable[[], object]
-    _gate: RoundTripGate
-    _fetches: SharedRoundTrip[IdRequest] = attrs.field(init=False)
-
-    def __attrs_post_init__(self) -> None:
-        self._fetches = SharedRoundTrip(self._fetch, self._gate)
-
-    def request(self, n: int) -> IdRequest:
-        """Request ``n`` ids, to be fetched together with those of other requests."""
-        request = IdRequest(n)
-        self._fetches.join(request)
-        return request
-
-    def end_fetch(self, fetch: int, ids: list[int]) -> bool:
-        """Register the ids that a fetch returned, unless any of them is not new.
-
-        An id is new if
-        :meth:`~synapse_replication.streams.writer_positions.WriterPositions.is_usable`
-        is true for it. It is not new, for instance, if the sequence went backwards.
-
-        :return: whether all ids were new.
-        """
-        with self._positions as positions:
-            are_new = all(positions.is_usable(fetch, id_) for id_ in ids)
-            positions.end_fetch(fetch, ids if are_new else [])
-        return are_new
-
-    def end_unclaimed(self, request: IdRequest) -> bool:
-        """Finish the ids of an abandoned request, if they have been fetched.
-
-        :return: whether it finished any.
-        """
-        # One thread may abandon a request while another thread assigns its ids;
-        # claim() returns the ids to only one of the threads.
-        ids = request.claim()
-        if ids is not None:
-            self._positions.finish(ids)
-        return ids is not None
-
-    def _fetch(self, wanted: list[IdRequest]) -> None:
-        requests = [request for request in wanted if not request.given_up]
-        if not requests:
-            self._fetches.end()
-            return
-        Deferred.fromCoroutine(self._fetch_for(requests))
-
-    async def _fetch_for(self, requests: list[IdRequest]) -> None:
-        with self._positions as positions:
-            fetch = positions.begin_fetch()
-        count = sum(request.n for request in requests)
-        try:
-            ids = await self._database.transact(
-                "get_next_ids",
-                lambda txn: self._fetch_ids(txn, fetch, count),
-                autocommit=True,
-            )
-        except Exception as error:  # noqa: BLE001 -- the callers of the requests get it
-            self.end_fetch(fetch, [])
-            self._fetches.end()
-            with self._gate.closed():
-                for request in requests:
-                    request.wake(error)
-            return
-        if not self.end_fetch(fetch, ids):
-            self._fetches.repeat(requests)
-            return
-        given_up = False
-        start = 0
-        # Assign all ids before waking any waiter: a waiter may cancel another request.
-        for request in requests:
-            request.fetched.append(ids[start : start + request.n])
-            start += request.n
-            given_up = given_up or request.given_up
-            if request.given_up:
-                self.end_unclaimed(request)
-        self._fetches.end()
-        with self._gate.closed():
-            for request in requests:
-                request.wake(None)
-            if given_up:
-                self._on_finished()
 
 
 @attrs.define(eq=False, repr=False)

@@ -1,13 +1,13 @@
-"""Interfaces for running transactions: of this package's pool, or a host's.
+"""The interface for running transactions: of this package's pool, or a host's.
 
-They are apart from :mod:`synapse_replication.storage.database`, which a process of a
+It is apart from :mod:`synapse_replication.storage.database`, which a process of a
 homeserver does not load.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeVar
 
 from twisted.internet.defer import Deferred
 
@@ -15,7 +15,12 @@ T = TypeVar("T")
 
 
 class TransactionRunner(Protocol):
-    """Interface for running transactions: a ``Database``, or a host's adapter."""
+    """Interface for running transactions: a ``Database``, or a host's adapter.
+
+    A transaction whose result was cancelled, or whose connection was lost, may still
+    commit. Its ids are released at once, unless the runner has a method ``settled``
+    like that of ``Database``.
+    """
 
     def transact(
         self,
@@ -25,17 +30,4 @@ class TransactionRunner(Protocol):
         autocommit: bool = False,
     ) -> Deferred[T]:
         """Run ``func(cursor)`` in a transaction; see ``Database.transact``."""
-        ...
-
-
-@runtime_checkable
-class SettlingRunner(Protocol):
-    """Additional interface of a runner whose transactions can outlive its results.
-
-    A transaction whose result was cancelled, or whose connection was lost, may still
-    commit. Without this interface, its ids are released at once.
-    """
-
-    def settled(self) -> Deferred[None]:
-        """Return a Deferred that fires when the transactions open now have ended."""
         ...
