@@ -288,7 +288,8 @@ class StreamSetup:
             self._host.clock,
             stream,
             self._options.instance_name,
-            ids,
+            ids.get_handled,
+            ids.unknown,
             is_new=self._is_new(declared.name),
         )
         if stream.writers:

@@ -24,8 +24,8 @@ See docs/failure-modes.rst: failure-wrong-writers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import attrs
 import psycopg2
@@ -62,27 +62,13 @@ WALKED_ROWS = 100_000
 REMOVED_WRITERS_LOOK_BACK = 1_000_000
 
 
-class HandledPositions(Protocol):
-    """A reader's position for each writer; tokens are positive."""
-
-    def get_handled(self) -> Mapping[str, int]:
-        """Return the reader's token for each writer whose name is known."""
-        ...
-
-    @property
-    def unknown(self) -> int:
-        """The reader's token for every other writer."""
-        ...
-
-
 class WriterSurvey(Struct, frozen=True):
     """The state of a stream's writers in the database; ids are distances from zero.
 
     :ivar upto: the value of the sequence, which was read before everything else.
     :ivar stored: the positions in ``stream_positions``, by writer.
     :ivar greatest: the greatest id, in the tables, of each writer that is undeclared or
-        has no stored position, if it is above the position that the reader passed to
-        the survey.
+        has no stored position, if it is above the reader's position.
     :ivar absent: the writers without a stored position, among those that the reader
         knows and those in ``greatest``.
     :ivar open_transactions: the open transactions that have written to the tables.
@@ -98,57 +84,6 @@ class WriterSurvey(Struct, frozen=True):
     absent: frozenset[str]
     open_transactions: frozenset[str]
     last_row: int
-
-
-def survey_writers(
-    txn: Any,
-    stream: IdStream,
-    instance_name: str,
-    handled: Mapping[str, int],
-    unknown: int,
-    walk_from: int,
-    walk_at_most: int | None = None,
-) -> WriterSurvey:
-    """Read the state of a stream's writers, to find the removed writers.
-
-    Run it with autocommit: each statement must see everything committed before it.
-
-    :param txn: a cursor.
-    :param instance_name: the name of the reader, which is not searched for.
-    :param handled: the reader's position for each known writer.
-    :param unknown: the reader's position for all other writers.
-    :param walk_from: the id from which to walk a table without an index on the writer,
-        unless ``handled`` has a lower position of a writer that is searched for.
-    :param walk_at_most: the greatest distance of ``walk_from`` below the sequence's
-        value; a lower ``walk_from`` is raised. ``None`` for no limit.
-    """
-    upto = read_sequence(txn, stream.sequence)
-    stored = read_stored_positions(txn, stream)
-    # Read these before the rows: if a row of an absent writer is committed too late to
-    # be found below, it belongs to one of these transactions.
-    open_transactions = read_open_transactions(txn, stream)
-    not_wanted = {instance_name}
-    not_wanted.update(writer for writer in stored if writer in stream.writers)
-    low = {
-        writer: token for writer, token in handled.items() if writer not in not_wanted
-    }
-    if walk_at_most is not None:
-        walk_from = max(walk_from, upto - walk_at_most)
-    greatest: dict[str, int] = {}
-    last_row = 0
-    for column in stream.tables:
-        if column.writer_column is None:
-            # Without a writer column, every writer's catch-up returns all rows.
-            continue
-        for writer, id_ in _greatest_rows(txn, stream, column, low, walk_from).items():
-            # An id far beyond the sequence is not an id of this stream. After a
-            # failover, a sequence may be slightly behind its rows.
-            row = id_ if id_ <= upto + stream.plausible_distance else upto
-            last_row = max(last_row, row)
-            if writer not in not_wanted and row > handled.get(writer, unknown):
-                greatest[writer] = max(row, greatest.get(writer, 0))
-    absent = frozenset(low.keys() | greatest.keys()) - stored.keys()
-    return WriterSurvey(upto, stored, greatest, absent, open_transactions, last_row)
 
 
 def _greatest_rows(
@@ -197,7 +132,9 @@ class RemovedWriterFinder:
     """Finds the removed writers of one stream, for one reader.
 
     :param database: runs the queries.
-    :param handled: the reader's positions.
+    :param handled: returns the reader's token for each writer whose name is known;
+        tokens are positive.
+    :param unknown: the reader's token for every other writer.
     :param is_new: whether the reader is new, and needs no rows from before its start.
     """
 
@@ -205,10 +142,13 @@ class RemovedWriterFinder:
     _clock: Clock
     _stream: IdStream
     _instance_name: str
-    _handled: HandledPositions
+    _handled: Callable[[], Mapping[str, int]]
+    _unknown: int
     _is_new: bool = attrs.field(default=False, kw_only=True)
     # Each writer's greatest row found so far, and the ids from which the next search
-    # starts, so that it does not walk all rows again.
+    # starts, so that it does not walk all rows again. A table without an index on the
+    # writer is walked from _walk_from, or from a lower position of a writer that is
+    # searched for.
     _greatest: dict[str, int] = attrs.field(factory=dict, init=False)
     _low: dict[str, int] = attrs.field(factory=dict, init=False)
     _walk_from: int = attrs.field(init=False)
@@ -216,7 +156,7 @@ class RemovedWriterFinder:
     _were_stored: set[str] = attrs.field(factory=set, init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._walk_from = self._handled.unknown
+        self._walk_from = self._unknown
 
     async def find(self) -> dict[str, RemovedWriter]:
         """Return the removed writers that have rows above the reader's positions.
@@ -240,7 +180,7 @@ class RemovedWriterFinder:
 
     def select(self, survey: WriterSurvey) -> dict[str, RemovedWriter]:
         """Return the removed writers that must be drained, given the latest survey."""
-        handled, unknown = self._handled.get_handled(), self._handled.unknown
+        handled, unknown = self._handled(), self._unknown
         found = {}
         for writer, greatest in self._greatest.items():
             stored = survey.stored.get(writer)
@@ -274,26 +214,56 @@ class RemovedWriterFinder:
         return survey
 
     async def _survey(self) -> WriterSurvey:
-        handled = self._handled.get_handled()
-        unknown = self._handled.unknown
-        low = {
-            writer: max(handled.get(writer, unknown), self._low.get(writer, 0))
+        handled = self._handled()
+        positions = {
+            writer: max(handled.get(writer, self._unknown), self._low.get(writer, 0))
             for writer in handled.keys() | self._low.keys() | self._were_stored
         }
         return await self._database.transact(
             "survey_writers",
-            lambda txn: survey_writers(
-                txn,
-                self._stream,
-                self._instance_name,
-                low,
-                unknown,
-                self._walk_from,
-                REMOVED_WRITERS_LOOK_BACK if self._is_new else None,
-            ),
+            lambda txn: self._read(txn, positions),
             # Each statement must see everything committed before it.
             autocommit=True,
         )
+
+    def _read(self, txn: Any, positions: Mapping[str, int]) -> WriterSurvey:
+        """Read the state of the stream's writers, in a database thread.
+
+        :param positions: the reader's position for each known writer.
+        """
+        stream = self._stream
+        upto = read_sequence(txn, stream.sequence)
+        stored = read_stored_positions(txn, stream)
+        # Read these before the rows: if a row of an absent writer is committed too late
+        # to be found below, it belongs to one of these transactions.
+        open_transactions = read_open_transactions(txn, stream)
+        not_wanted = {self._instance_name}
+        not_wanted.update(writer for writer in stored if writer in stream.writers)
+        low = {
+            writer: token
+            for writer, token in positions.items()
+            if writer not in not_wanted
+        }
+        walk_from = self._walk_from
+        if self._is_new:
+            walk_from = max(walk_from, upto - REMOVED_WRITERS_LOOK_BACK)
+        greatest: dict[str, int] = {}
+        last_row = 0
+        for column in stream.tables:
+            if column.writer_column is None:
+                # Without a writer column, every writer's catch-up returns all rows.
+                continue
+            rows = _greatest_rows(txn, stream, column, low, walk_from)
+            for writer, id_ in rows.items():
+                # An id far beyond the sequence is not an id of this stream. After a
+                # failover, a sequence may be slightly behind its rows.
+                row = id_ if id_ <= upto + stream.plausible_distance else upto
+                last_row = max(last_row, row)
+                position = positions.get(writer, self._unknown)
+                if writer not in not_wanted and row > position:
+                    greatest[writer] = max(row, greatest.get(writer, 0))
+        absent = frozenset(low.keys() | greatest.keys()) - stored.keys()
+        return WriterSurvey(upto, stored, greatest, absent, open_transactions, last_row)
 
     async def _wait_for(self, transactions: frozenset[str]) -> None:
         while transactions := transactions & await self._database.transact(

@@ -357,7 +357,8 @@ class Process:
             self.host.clock,
             ids,
             self.name,
-            positions,
+            positions.get_handled,
+            positions.unknown,
             is_new=not saved,
         )
         self._not_saved.update((name, w) for w in WRITERS if w not in table.writers)

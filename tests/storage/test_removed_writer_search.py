@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-import attrs
 import psycopg2
 from msgspec.structs import replace
 from twisted.internet.defer import Deferred, fail, succeed
@@ -21,7 +20,6 @@ from synapse_replication.storage.open_transactions import POLL_SECONDS
 from synapse_replication.storage.removed_writer_search import (
     RemovedWriterFinder,
     WriterSurvey,
-    survey_writers,
 )
 from synapse_replication.storage.sequences import load_positions
 from synapse_replication.streams.stream import RemovedWriter
@@ -34,23 +32,41 @@ MANY = 300_000
 MOVED_STREAM = replace(FOOBAR, writers=("new",))
 
 
-@attrs.define
-class DeliveredPositions:
-    """The positions that a reader has delivered."""
-
-    tokens: dict[str, int]
-    unknown: int = 1
-
-    def get_handled(self) -> Mapping[str, int]:
-        return self.tokens
-
-
 class RemovedWritersTestCase(PostgresMixin, SynchronousTestCase):
     """A stream that was moved to the writer ``new``."""
 
     def setUp(self) -> None:
         self.make_database()
         self.addCleanup(self.connection.close)
+        self.clock = Clock()
+        self.is_down = False
+        self.cursor: ExplainingCursor | None = None
+
+    def transact(
+        self, description: str, func: Callable[[Any], T], *, autocommit: bool = False
+    ) -> Deferred[T]:
+        if self.is_down:
+            return fail(psycopg2.OperationalError("the server is gone"))
+        with self.connection.cursor() as cursor:
+            return succeed(func(self.cursor or cursor))
+
+    def make_finder(
+        self,
+        handled: Mapping[str, int],
+        unknown: int = 1,
+        stream: IdStream = MOVED_STREAM,
+        *,
+        is_new: bool = False,
+    ) -> RemovedWriterFinder:
+        return RemovedWriterFinder(
+            self,
+            ReactorClock(self.clock),
+            stream,
+            "reader",
+            lambda: handled,
+            unknown,
+            is_new=is_new,
+        )
 
     def index_by_writer(self) -> None:
         self.sql(
@@ -63,12 +79,11 @@ class RemovedWritersTestCase(PostgresMixin, SynchronousTestCase):
         handled: Mapping[str, int],
         unknown: int = 1,
         stream: IdStream = MOVED_STREAM,
-        max_ids: int | None = None,
+        *,
+        is_new: bool = False,
     ) -> WriterSurvey:
-        with self.connection.cursor() as cursor:
-            return survey_writers(
-                cursor, stream, "reader", handled, unknown, unknown, max_ids
-            )
+        finder = self.make_finder(handled, unknown, stream, is_new=is_new)
+        return self.successResultOf(Deferred.fromCoroutine(finder.survey()))
 
 
 class SurveyWritersTests(RemovedWritersTestCase):
@@ -148,9 +163,10 @@ class SurveyWritersTests(RemovedWritersTestCase):
         self.write_rows("older", 3)
         self.write_rows("old", 8)
         self.set_sequence(9)
-        self.assertEqual(self.survey({}, max_ids=4).greatest, {"old": 8})
+        self.patch(removed_writer_search, "REMOVED_WRITERS_LOOK_BACK", 4)
+        self.assertEqual(self.survey({}, is_new=True).greatest, {"old": 8})
         self.index_by_writer()
-        self.assertEqual(self.survey({}, max_ids=4).greatest, {"old": 8, "older": 3})
+        self.assertEqual(self.survey({}, is_new=True).greatest, {"old": 8, "older": 3})
 
     def test_big_table(self) -> None:
         """A big table is only read through an index."""
@@ -166,9 +182,8 @@ class SurveyWritersTests(RemovedWritersTestCase):
             self.sql(f"CREATE INDEX big ON foobar ({index}); ANALYZE foobar")
             with self.connection.cursor() as cursor:
                 explaining = ExplainingCursor(cursor, "WITH", "SELECT")
-                survey = survey_writers(
-                    explaining, stream, "reader", {"old": 900}, MANY - 100, MANY - 100
-                )
+                self.cursor = explaining
+                survey = self.survey({"old": 900}, MANY - 100, stream)
             self.sql("DROP INDEX big")
             self.assertEqual(survey.greatest["old"], 999)
             plans = "\n".join(explaining.plans)
@@ -191,20 +206,8 @@ class RemovedWriterFinderTests(RemovedWritersTestCase):
 
     def setUp(self) -> None:
         super().setUp()
-        self.clock = Clock()
-        self.handled = DeliveredPositions({"old": 3})
-        self.is_down = False
-        self.finder = RemovedWriterFinder(
-            self, ReactorClock(self.clock), MOVED_STREAM, "reader", self.handled
-        )
-
-    def transact(
-        self, description: str, func: Callable[[Any], T], *, autocommit: bool = False
-    ) -> Deferred[T]:
-        if self.is_down:
-            return fail(psycopg2.OperationalError("the server is gone"))
-        with self.connection.cursor() as cursor:
-            return succeed(func(cursor))
+        self.handled = {"old": 3}
+        self.finder = self.make_finder(self.handled)
 
     def begin(self) -> Deferred[dict[str, RemovedWriter]]:
         return Deferred.fromCoroutine(self.finder.find())
@@ -224,16 +227,14 @@ class RemovedWriterFinderTests(RemovedWritersTestCase):
         with self.connection.cursor() as cursor:
             load_positions(cursor, MOVED_STREAM, "new")
         self.assertEqual(self.find(), {"old": RemovedWriter(6, is_deleted=True)})
-        self.handled.tokens["old"] = 6
+        self.handled["old"] = 6
         # The writer stays reported even when none of its rows is missing.
         self.assertEqual(self.find(), {"old": RemovedWriter(6, is_deleted=True)})
 
     def test_writer_declared_again(self) -> None:
         """A writer that is declared again is no longer reported."""
         stream = replace(MOVED_STREAM, writers=("old", "new"))
-        finder = RemovedWriterFinder(
-            self, ReactorClock(self.clock), stream, "reader", self.handled
-        )
+        finder = self.make_finder(self.handled, stream=stream)
         self.write_rows("old", 6)
         self.set_sequence(6)
         found = self.successResultOf(Deferred.fromCoroutine(finder.find()))
@@ -254,7 +255,7 @@ class RemovedWriterFinderTests(RemovedWritersTestCase):
         self.assertEqual(self.find(), expected)
         self.sql("DELETE FROM foobar")
         self.assertEqual(self.find(), expected)
-        self.handled.tokens.update(old=6, unheard=7)
+        self.handled.update(old=6, unheard=7)
         self.assertEqual(self.find(), {})
 
     def test_idle_writer_costs_nothing(self) -> None:
@@ -262,7 +263,8 @@ class RemovedWriterFinderTests(RemovedWritersTestCase):
         self.write_rows("new", *range(2, 9))
         self.set_sequence(9)
         self.store(new=2)
-        self.handled.tokens = {"new": 2}
+        self.handled.clear()
+        self.handled["new"] = 2
         self.assertEqual(self.find(), {})
         self.write_rows("old", 10)
         self.set_sequence(10)
@@ -303,13 +305,7 @@ class RemovedWriterFinderTests(RemovedWritersTestCase):
 
     def test_no_declared_writers(self) -> None:
         """Without declared writers no writer counts as removed."""
-        finder = RemovedWriterFinder(
-            self,
-            ReactorClock(self.clock),
-            replace(FOOBAR, writers=()),
-            "reader",
-            self.handled,
-        )
+        finder = self.make_finder(self.handled, stream=replace(FOOBAR, writers=()))
         self.write_rows("old", 6)
         found = self.successResultOf(Deferred.fromCoroutine(finder.find()))
         self.assertEqual(found, {})
