@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 from msgspec import Struct
+from msgspec.structs import replace
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
@@ -43,16 +44,14 @@ ASK_INTERVAL = 30.0
 class _Unfinished(Struct):
     """An id that limits the positions of a stream.
 
+    :ivar stuck: the id; its age is computed later.
     :ivar since: when it was first seen, in s.
     :ivar asked: when the database was last asked for its session, in s.
     """
 
-    id: int
-    instance_name: str
+    stuck: StuckId
     since: float
     asked: float = float("-inf")
-    session: str = ""
-    hint: str = ""
 
 
 @attrs.define(eq=False, repr=False)
@@ -78,8 +77,8 @@ class StuckIdWatch:
             if found is None:
                 continue
             known = self._unfinished.get(name)
-            if known is None or (known.id, known.instance_name) != found:
-                known = _Unfinished(*found, since=now)
+            if known is None or (known.stuck.id, known.stuck.instance_name) != found:
+                known = _Unfinished(StuckId(name, *found, age=0.0), since=now)
             unfinished[name] = known
             if now - known.since >= STUCK_AFTER and now - known.asked >= ASK_INTERVAL:
                 known.asked = now
@@ -90,21 +89,15 @@ class StuckIdWatch:
         """Return the stuck ids. Thread-safe."""
         now = self._clock.seconds()
         return [
-            StuckId(
-                name,
-                each.id,
-                each.instance_name,
-                now - each.since,
-                each.session,
-                each.hint,
-            )
-            for name, each in self._unfinished.items()
+            replace(each.stuck, age=now - each.since)
+            for each in self._unfinished.values()
             if now - each.since >= STUCK_AFTER
         ]
 
     async def _ask(
         self, unfinished: _Unfinished, generator: MultiWriterIdGenerator
     ) -> None:
+        stuck = unfinished.stuck
         try:
             session = await generator.database.transact(
                 "find_session",
@@ -113,20 +106,19 @@ class StuckIdWatch:
                 autocommit=True,
             )
         except Exception as error:  # noqa: BLE001 -- shown in the status
-            unfinished.session = "the sessions of the database could not be read"
-            unfinished.hint = "Look for old transactions in pg_stat_activity."
+            described = "the sessions of the database could not be read"
+            hint = "Look for old transactions in pg_stat_activity."
             _log.warn(
                 "Cannot find the session that holds id {id}: {error}",
-                id=unfinished.id,
+                id=stuck.id,
                 error=str(error).strip(),
             )
-            return
-        if session is None:
-            unfinished.session = "no session of the database has a transaction that old"
-            unfinished.hint = (
-                f"Start {unfinished.instance_name} if it is down; otherwise restart "
-                "it, which releases its ids."
-            )
         else:
-            unfinished.session = session.describe()
-            unfinished.hint = session.hint()
+            described = "no session of the database has a transaction that old"
+            hint = (
+                f"Start {stuck.instance_name} if it is down; otherwise restart it, "
+                "which releases its ids."
+            )
+            if session is not None:
+                described, hint = session.describe(), session.hint()
+        unfinished.stuck = replace(stuck, session=described, hint=hint)
