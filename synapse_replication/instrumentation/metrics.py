@@ -35,7 +35,7 @@ class MetricDefinition(Struct, frozen=True):
     :ivar documentation: the help text: one sentence, with the unit.
     :ivar is_read_at_scrape: whether its values are read at each scrape, and not stored.
     :ivar event: the class of the events that it counts, whose attributes are its
-        labels; empty if the observer has a method for it.
+        labels; empty if methods of the observer set its values.
     """
 
     name: str

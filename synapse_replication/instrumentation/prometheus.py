@@ -16,9 +16,10 @@ from __future__ import annotations
 
 import enum
 import weakref
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeAlias
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily
@@ -85,7 +86,10 @@ _COUNTED_COMMANDS = {
 }
 
 
-#: The metrics of events that are only counted, by the class of the event.
+#: A metric, the values of its labels without ``server_name``, and its value.
+_Sample: TypeAlias = tuple[str, tuple[str, ...], float]
+
+#: The metrics that count events, by the class of the event.
 _COUNTED: Mapping[type, MetricDefinition] = MappingProxyType(
     {getattr(events, each.event): each for each in METRICS if each.event}
 )
@@ -157,8 +161,8 @@ class ReplicationMetrics(Collector):
             if observer.turns is not None:
                 turns = families["synapse_replication_reactor_turn_seconds"]
                 turns.add_metric((server_name,), *observer.turns.buckets())
-            for (name, *values), value in observer.read_gauges().items():
-                families[name].add_metric((*values, server_name), value)
+            for name, labels, value in observer.read_gauges():
+                families[name].add_metric((*labels, server_name), value)
         return families.values()
 
 
@@ -245,13 +249,27 @@ class PrometheusObserver(ReplicationObserver):
         """Read the sizes of the streams' backlogs at each scrape."""
         self._backlog = backlog
 
-    def read_gauges(self) -> dict[tuple[str, ...], float]:
-        """Return the gauges that are read at each scrape.
+    def read_gauges(self) -> Iterator[_Sample]:
+        """Yield the gauges that are read at each scrape."""
+        for (name, connection), size in self._read_buffers().items():
+            yield name, (connection,), size
+        # dict.copy() is atomic: a scrape may run in a thread of its own.
+        for stream_name, length in self._queues.copy().items():
+            yield "synapse_replication_tcp_command_queue", (stream_name,), length
+        for writer, token in self._positions.copy().items():
+            yield "synapse_replication_position", writer, token
+        for stream_name, backlog in self._backlog:
+            yield "synapse_replication_backlog_rows", (stream_name,), backlog.rows
+            yield "synapse_replication_backlog_bytes", (stream_name,), backlog.size
+        if self._status is not None:
+            yield from _status_gauges(self._status.snapshot())
 
-        :return: values by ``(name, *label values)``; the values of connections with the
-            same name are added up.
+    def _read_buffers(self) -> Mapping[tuple[str, str], int]:
+        """Return the sizes of buffers by metric and connection.
+
+        Those of connections with the same name are added up.
         """
-        gauges: dict[tuple[str, ...], float] = {}
+        sizes: defaultdict[tuple[str, str], int] = defaultdict(int)
         connections: set[str] = set()
         for buffers in (each for source in self._buffer_sources for each in source()):
             is_known = buffers.connection in connections
@@ -259,20 +277,8 @@ class PrometheusObserver(ReplicationObserver):
             connection = buffers.connection if is_known or has_room else OTHER
             connections.add(connection)
             for attribute, name in _BUFFERS.items():
-                key: tuple[str, ...] = (name, connection)
-                gauges[key] = gauges.get(key, 0) + getattr(buffers, attribute)
-        # dict.copy() is atomic: a scrape may run in a thread of its own.
-        for stream_name, length in self._queues.copy().items():
-            gauges["synapse_replication_tcp_command_queue", stream_name] = length
-        for writer_key, token in self._positions.copy().items():
-            key = ("synapse_replication_position", *writer_key)
-            gauges[key] = token
-        for stream_name, backlog in self._backlog:
-            gauges["synapse_replication_backlog_rows", stream_name] = backlog.rows
-            gauges["synapse_replication_backlog_bytes", stream_name] = backlog.size
-        if self._status is not None:
-            gauges.update(_status_gauges(self._status.snapshot()))
-        return gauges
+                sizes[name, connection] += getattr(buffers, attribute)
+        return sizes
 
     def _count(self, name: str, *values: str, count: int = 1) -> None:
         self._metrics[name].get(*values).inc(count)
@@ -280,11 +286,10 @@ class PrometheusObserver(ReplicationObserver):
     @override
     def observe(self, event: events.Event) -> None:
         definition = _COUNTED.get(type(event))
-        if definition is None:
-            super().observe(event)
-            return
-        labels = [_label(event, label) for label in definition.labels]
-        self._count(definition.name, *labels, count=_count_of(event))
+        if definition is not None:
+            labels = [_label(event, label) for label in definition.labels]
+            self._count(definition.name, *labels, count=_count_of(event))
+        super().observe(event)
 
     # -- commands and rows ----------------------------------------------------------
 
@@ -336,7 +341,6 @@ class PrometheusObserver(ReplicationObserver):
 
     @handles(events.StreamReset)
     def _stream_reset(self, event: events.StreamReset) -> None:
-        self._count("synapse_replication_stream_resets", event.stream_name)
         self._lower_position(event)
 
     @handles(events.PositionLowered)
@@ -365,13 +369,8 @@ class PrometheusObserver(ReplicationObserver):
 
     @handles(events.BacklogRequested)
     def _backlog_requested(self, event: events.BacklogRequested) -> None:
-        had = event.error is None
-        self._count(
-            "synapse_replication_backlog_hits"
-            if had
-            else "synapse_replication_backlog_misses",
-            event.stream_name,
-        )
+        outcome = "hits" if event.error is None else "misses"
+        self._count(f"synapse_replication_backlog_{outcome}", event.stream_name)
 
     # -- sending, connections, the external cache, failures ------------------------
 
@@ -392,33 +391,25 @@ class PrometheusObserver(ReplicationObserver):
 
     @handles(events.ExternalCacheSet)
     def _external_cache_set(self, event: events.ExternalCacheSet) -> None:
-        self._count("synapse_external_cache_set", event.cache_name)
         self._metrics[_CACHE_SECONDS].get("set").observe(event.seconds)
 
     @handles(events.ExternalCacheGet)
     def _external_cache_get(self, event: events.ExternalCacheGet) -> None:
-        self._count("synapse_external_cache_get", event.cache_name, str(event.hit))
         self._metrics[_CACHE_SECONDS].get("get").observe(event.seconds)
 
 
-def _status_gauges(status: ProcessStatus) -> dict[tuple[str, ...], float]:
-    gauges: dict[tuple[str, ...], float] = {}
+def _status_gauges(status: ProcessStatus) -> Iterator[_Sample]:
     if status.damage:
-        gauges["synapse_replication_sink_damaged",] = 1
+        yield "synapse_replication_sink_damaged", (), 1
     for stuck in status.stuck_ids:
-        name = (stuck.stream_name, stuck.instance_name)
-        age = ("synapse_replication_stuck_id_seconds", *name)
-        gauges[age] = stuck.age
+        key = stuck.stream_name, stuck.instance_name
+        yield "synapse_replication_stuck_id_seconds", key, stuck.age
     for writer in status.writers:
         if writer.condition is Condition.WRITTEN_HERE:
             continue
-        name = (writer.stream_name, writer.instance_name)
-        lag_positions = ("synapse_replication_lag_positions", *name)
-        lag_seconds = ("synapse_replication_lag_seconds", *name)
-        gauges[lag_positions] = writer.lag
-        gauges[lag_seconds] = writer.lag_seconds
+        key = writer.stream_name, writer.instance_name
+        yield "synapse_replication_lag_positions", key, writer.lag
+        yield "synapse_replication_lag_seconds", key, writer.lag_seconds
         if writer.reason is not None:
-            why = writer.reason.value
-            stalled = ("synapse_replication_stalled_seconds", *name, why)
-            gauges[stalled] = writer.stalled_for
-    return gauges
+            stalled = (*key, writer.reason.value)
+            yield "synapse_replication_stalled_seconds", stalled, writer.stalled_for
