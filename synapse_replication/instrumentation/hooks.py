@@ -266,12 +266,9 @@ class ReplicationHooks(ReplicationObserver):
         if heartbeat.is_leaving:
             return
         streams = frozenset(heartbeat.positions)
-        before = self._roles.get(name)
-        if before is None:
-            if len(self._roles) < MAX_INSTANCES:
-                self._roles[name] = streams
-            return
-        self._roles[name] = streams
+        before = self._roles.get(name, streams)
+        if name in self._roles or len(self._roles) < MAX_INSTANCES:
+            self._roles[name] = streams
         for stream_name in sorted(streams ^ before):
             self._enqueue(WriterRoleChanged(stream_name, name, stream_name in streams))
 

@@ -466,9 +466,7 @@ class StatusObserver(ReplicationObserver):
         if any(
             peer.heartbeat.is_leaving
             or now - peer.seen > max(PEER_SILENT_AFTER, MISSED * peer.heartbeat.every)
-            or (
-                peer.heartbeat.answers and asked_at is not None and peer.seen < asked_at
-            )
+            or (peer.heartbeat.answers and peer.seen < asked_at)
             for peer in self._peers.values()
         ):
             return False

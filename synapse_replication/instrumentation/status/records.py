@@ -151,16 +151,15 @@ class WriterRecord(Struct):
                 (upto, min(at, written) if upto <= token else at)
                 for upto, at in self.undelivered
             ]
-        if not self.undelivered or token > self.undelivered[-1][0]:
-            if (
-                self.undelivered
-                and written < self.undelivered[-1][1] + _ANNOUNCEMENT_INTERVAL
-            ):
-                self.undelivered[-1] = (token, self.undelivered[-1][1])
-                return
-            self.undelivered.append((token, written))
-            if len(self.undelivered) > MAX_UNDELIVERED:
-                del self.undelivered[1::2]
+        last, at = self.undelivered[-1] if self.undelivered else (-1, float("-inf"))
+        if token <= last:
+            return
+        if written < at + _ANNOUNCEMENT_INTERVAL:
+            self.undelivered[-1] = token, at
+            return
+        self.undelivered.append((token, written))
+        if len(self.undelivered) > MAX_UNDELIVERED:
+            del self.undelivered[1::2]
 
     def move(self, position: int, now: float) -> None:
         """Record that the rows up to ``position`` were delivered."""
@@ -185,16 +184,13 @@ class WriterRecord(Struct):
         self.move(position, now)
 
     def oldest(self) -> float | None:
-        """Return the time of the oldest undelivered write, or ``None``."""
-        return self.first_undelivered() if self.lag() else None
-
-    def first_undelivered(self) -> float | None:
-        """Return the time of the first entry of ``undelivered``, or ``None``.
+        """Return the time of the oldest undelivered write, or ``None``.
 
         Thread-safe: another thread may remove the entry at the same time.
         """
-        with contextlib.suppress(IndexError):
-            return self.undelivered[0][1]
+        if self.lag():
+            with contextlib.suppress(IndexError):
+                return self.undelivered[0][1]
         return None
 
 
