@@ -139,8 +139,7 @@ def examine(txn: Any, streams: Mapping[str, IdStream]) -> ConsistencyReport:
     states: list[StreamState] = []
     has_table = exists(txn, "stream_positions")
     if not has_table:
-        problem = _make_problem("positions_missing", None)
-        problems.append(attrs.evolve(problem, hint=DELTAS[:1]))
+        problems.append(_make_problem("positions_missing", None, create=DELTAS[0]))
     elif not _is_unique(txn):
         problems.append(_make_problem("positions_not_unique", None))
     for name, stream in streams.items():
@@ -279,8 +278,7 @@ class _Facts:
         row = (
             f"stream_name = {stream_name} AND instance_name = {queries.literal(writer)}"
         )
-        problem = self._problem(case, position, writer=writer, row=row)
-        return attrs.evolve(problem, instance_name=writer)
+        return self._problem(case, position, writer=writer, row=row)
 
     def _problem(self, case: str, value: int, **more: str) -> Problem:
         stream, last = self.stream, self.last
@@ -301,7 +299,11 @@ class _Facts:
         )
 
 
-def _make_problem(case: str, name: str | None, **values: object) -> Problem:
+def _make_problem(
+    case: str, name: str | None, *, writer: str | None = None, **values: object
+) -> Problem:
     row = _CASES[case]
+    values["writer"] = writer
     hint = tuple(line.format(**values) for line in row["Repair"].splitlines())
-    return Problem(ProblemKind(row["Kind"]), name, row["Text"].format(**values), hint)
+    text = row["Text"].format(**values)
+    return Problem(ProblemKind(row["Kind"]), name, text, hint, writer)

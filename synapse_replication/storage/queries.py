@@ -40,17 +40,6 @@ def sequence_state(sequence: str) -> str:
     return f"SELECT last_value, is_called FROM {identifier(sequence)}"
 
 
-def advance_sequence(sequence: str) -> str:
-    """Advance a sequence to ``id``, unless it is at or beyond ``id``.
-
-    Ids that other sessions allocate during this statement may be allocated again.
-    """
-    return (
-        "SELECT setval(%(sequence)s::regclass, greatest(%(id)s, last_value)) "
-        f"FROM {identifier(sequence)}"
-    )
-
-
 def upsert_position(negative: bool) -> str:
     """Insert a writer's position, or advance the stored one.
 

@@ -9,6 +9,11 @@ SELECT nextval(%(sequence)s::regclass) FROM generate_series(1, %(count)s)
 -- Allocate ``count`` ids from ``sequence`` without using them; return the last one.
 SELECT max(nextval(%(sequence)s::regclass)) FROM generate_series(1, %(count)s)
 
+-- name: advance_sequence
+-- Advance a sequence to ``id``, unless it is at or beyond ``id``. Ids that other
+-- sessions allocate during this statement may be allocated again.
+SELECT setval(%(sequence)s::regclass, greatest(%(id)s, last_value)) FROM {sequence}
+
 -- name: positions
 -- The stored writers of a stream and their positions.
 SELECT instance_name, stream_id FROM stream_positions

@@ -49,12 +49,9 @@ class RoundTripGate:
     """Delays all kinds of round trips of one stream while waiters are notified."""
 
     def __init__(self) -> None:
-        self._trips: list[SharedRoundTrip[Any]] = []
+        #: All kinds of round trips of the stream.
+        self.trips: list[SharedRoundTrip[Any]] = []
         self.is_closed = False
-
-    def add(self, trip: SharedRoundTrip[Any]) -> None:
-        """Add a kind of round trip."""
-        self._trips.append(trip)
 
     @contextmanager
     def closed(self) -> Generator[None, None, None]:
@@ -64,7 +61,7 @@ class RoundTripGate:
             yield
         finally:
             self.is_closed = outer
-            for trip in self._trips:
+            for trip in self.trips:
                 trip.begin_if_wanted()
 
 
@@ -81,7 +78,7 @@ class SharedRoundTrip(Generic[T]):
         self._gate = gate
         self._waiting: list[T] = []
         self._is_running = False
-        gate.add(self)
+        gate.trips.append(self)
 
     def join(self, waiter: T) -> None:
         """Add a waiter to the next round trip, which begins as soon as possible."""

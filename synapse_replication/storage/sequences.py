@@ -273,9 +273,10 @@ def _advance_sequence(txn: Any, stream: IdStream, greatest: int) -> None:
         # A single corrupt row must not use up the ids. The caller raises an error next.
         return
     if greatest > last:
+        name = queries.identifier(stream.sequence)
         txn.execute(
-            queries.advance_sequence(stream.sequence),
-            {"sequence": queries.identifier(stream.sequence), "id": greatest},
+            queries.SQL["advance_sequence"].format(sequence=name),
+            {"sequence": name, "id": greatest},
         )
         _log.warn(
             "sequence {sequence} was at {last}, but a table has rows up to "

@@ -88,8 +88,7 @@ class WriterLock:
                 await self._clock.sleep(delay)
             else:
                 break
-        if not self._stopped:
-            self._check_later()
+        self._check_later()
 
     def stop(self) -> None:
         """Stop checking. Closing the database releases the lock."""
@@ -97,10 +96,11 @@ class WriterLock:
         self._check.stop()
 
     def _check_later(self) -> None:
-        self._check.start(LOCK_CHECK_INTERVAL, self._start_check)
-
-    def _start_check(self) -> None:
-        Deferred.fromCoroutine(self._check_now())
+        if not self._stopped:
+            self._check.start(
+                LOCK_CHECK_INTERVAL,
+                lambda: Deferred.fromCoroutine(self._check_now()),
+            )
 
     async def _check_now(self) -> None:
         try:
@@ -116,8 +116,7 @@ class WriterLock:
             if not self._stopped:
                 self._on_lost(error)
             return
-        if not self._stopped:
-            self._check_later()
+        self._check_later()
 
     async def _hold(self) -> None:
         """Acquire the lock, unless it is held."""
@@ -139,10 +138,6 @@ class WriterLock:
                 self.stop()
                 return
             if waited >= WAIT:
-                raise taken(
-                    self._instance_name,
-                    holder,
-                    "switch writer_lock off",
-                )
+                raise taken(self._instance_name, holder, "switch writer_lock off")
             await self._clock.sleep(RETRY_INTERVAL)
             waited += RETRY_INTERVAL
