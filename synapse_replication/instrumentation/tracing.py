@@ -42,43 +42,38 @@ class TracingObserver(ReplicationObserver):
 
     @override
     def span(self, work: events.Work) -> AbstractContextManager[object]:
+        attributes = self._attributes(work)
+        start = self._tracer.start_as_current_span
         if isinstance(work, events.BackgroundTask):
-            return self._tracer.start_as_current_span(
-                work.description, context=Context(), attributes=self._attributes()
-            )
+            return start(work.description, context=Context(), attributes=attributes)
         if isinstance(work, events.CatchUpEvent):
-            return self._tracer.start_as_current_span(
-                "replication-catch-up", attributes=self._attributes(work)
-            )
+            return start("replication-catch-up", attributes=attributes)
         if isinstance(work, events.RowsRequest):
-            return self._request_span(work)
+            return self._request_span(work, attributes)
         if isinstance(work, events.RowsServed):
-            return self._tracer.start_as_current_span(
-                _REQUEST,
-                # The parent is the span that the reader sent, never a local span.
-                context=_propagator.extract(work.headers, Context()),
-                kind=SpanKind.SERVER,
-                attributes=self._attributes(work),
-            )
+            # The parent is the span that the reader sent, never a local span.
+            parent = _propagator.extract(work.headers, Context())
+            kind = SpanKind.SERVER
+            return start(_REQUEST, context=parent, kind=kind, attributes=attributes)
         # Do not make this the current span: one write serves several callers.
         return self._tracer.start_span(
-            "replication-position-write",
-            context=Context(),
-            attributes=self._attributes(work),
+            "replication-position-write", context=Context(), attributes=attributes
         )
 
-    def _attributes(self, work: events.Work | None = None) -> dict[str, str | int]:
+    def _attributes(self, work: events.Work) -> dict[str, str | int]:
         """Return the attributes of a span: the server's name, and those of the work."""
-        found = {} if work is None else asdict(work)
+        found = {} if isinstance(work, events.BackgroundTask) else asdict(work)
         return {
             "server_name": self._server_name,
             **{k: v for k, v in found.items() if isinstance(v, (str, int))},
         }
 
     @contextlib.contextmanager
-    def _request_span(self, work: events.RowsRequest) -> Iterator[None]:
+    def _request_span(
+        self, work: events.RowsRequest, attributes: dict[str, str | int]
+    ) -> Iterator[None]:
         with self._tracer.start_as_current_span(
-            _REQUEST, kind=SpanKind.CLIENT, attributes=self._attributes(work)
+            _REQUEST, kind=SpanKind.CLIENT, attributes=attributes
         ):
             _propagator.inject(work.headers)
             yield
