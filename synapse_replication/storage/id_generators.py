@@ -48,7 +48,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import attrs
@@ -460,10 +459,7 @@ class _Block(AbstractAsyncContextManager[T], Generic[T]):
         return self._view([sign * id_ for id_ in ids])
 
     async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
+        self, kind: type[BaseException] | None, error: object, traceback: object
     ) -> None:
         if kind is not None and issubclass(kind, GeneratorExit):
             # A coroutine that is being closed must not await anything, and the garbage

@@ -10,7 +10,6 @@ the holder of the lock after releasing it, or by the next holder.
 from __future__ import annotations
 
 import threading
-from types import TracebackType
 
 from synapse_replication.streams.writer_positions import WriterPositions
 
@@ -39,12 +38,7 @@ class LockedPositions:
             self._finish_locked()
         return self._positions
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
         self._lock.release()
         self._finish_pending()
 
