@@ -46,6 +46,7 @@ from synapse_replication.instrumentation.status.records import (
     FORGET_AFTER,
     MAX_HISTORY,
     MAX_NAMES,
+    MISSED,
     PEER_SILENT_AFTER,
     REDIS_LINKS,
     HearingRecord,
@@ -56,7 +57,6 @@ from synapse_replication.instrumentation.status.records import (
     store_if_room,
 )
 from synapse_replication.instrumentation.status.report import StatusReport
-from synapse_replication.instrumentation.status.verdict import MISSED
 from synapse_replication.streams.reader import Reader, State
 from synapse_replication.streams.stuck_ids import StuckId
 from synapse_replication.text import counted

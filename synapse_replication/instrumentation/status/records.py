@@ -23,6 +23,8 @@ STALLED_AFTER = 10.0
 #: How long a peer must send no heartbeat, although a link is up, before the peer is
 #: considered gone, in s.
 PEER_SILENT_AFTER = 15.0
+#: The number of intervals of its heartbeats after which a silent process is gone.
+MISSED = 3
 #: How long after its last detection a duplicate is reported, in s.
 DUPLICATE_FOR = 60.0
 #: The number of samples of the lag that are stored.
@@ -215,12 +217,29 @@ class LinkRecord(Struct):
 class PeerRecord(Struct, frozen=True):
     """The state of one peer that uses the extension.
 
-    :ivar heartbeat: the last heartbeat.
-    :ivar seen: the monotonic time in s at which the last heartbeat arrived.
+    All times are monotonic, in s. A status report adds the last two.
+
+    :ivar heartbeat: the last heartbeat or goodbye.
+    :ivar seen: when it arrived.
+    :ivar heard_at: when its last row or POSITION arrived, in any stream.
+    :ivar asked_at: when this process last asked it to answer; ``None`` if it was not
+        asked, or does not answer.
     """
 
     heartbeat: PeerHeartbeat
     seen: float
+    heard_at: float = float("-inf")
+    asked_at: float | None = None
+
+    def is_silent(self, since: float, now: float) -> bool:
+        """Return whether heartbeats have been missed.
+
+        :param since: since when they could be heard.
+        """
+        if self.asked_at is not None and self.seen < self.asked_at:
+            return now - max(self.asked_at, since) > PEER_SILENT_AFTER
+        limit = max(PEER_SILENT_AFTER, MISSED * self.heartbeat.every)
+        return now - max(self.seen, since) > limit
 
 
 #: The names of the links over Redis: the subscription, and the one that publishes.

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Iterable, Iterator, Mapping
 
 import attrs
+from msgspec.structs import replace
 
 from synapse_replication.handlers.events import ConnectionBuffers
 from synapse_replication.instrumentation.status.model import (
@@ -29,7 +30,6 @@ from synapse_replication.instrumentation.status.records import (
     last_asked,
 )
 from synapse_replication.instrumentation.status.verdict import (
-    PeerFacts,
     WriterFacts,
     diagnose,
     heard_until,
@@ -72,7 +72,15 @@ class StatusReport:
     def __attrs_post_init__(self) -> None:
         # Computed once: there may be a thousand writers, peers and links.
         self._heard = self._last_signs_of_life()
-        self._peer_facts = self._find_peer_facts()
+        asked_at = last_asked(self._links)
+        self._peers = {
+            name: replace(
+                peer,
+                heard_at=self._heard.get(name, _NEVER),
+                asked_at=asked_at if peer.heartbeat.answers else None,
+            )
+            for name, peer in self._peers.items()
+        }
         self._silence_since = self._find_silence()
         links = self._links.items()
         self._newest_link = max((at.since for _, at in links if at.up), default=0.0)
@@ -87,33 +95,20 @@ class StatusReport:
                 heard[name] = max(heard.get(name, 0.0), writer.signed_at)
         return heard
 
-    def _find_peer_facts(self) -> dict[str, PeerFacts]:
-        asked_at = last_asked(self._links)
-        return {
-            name: PeerFacts(
-                peer.seen,
-                peer.heartbeat.is_leaving,
-                self._heard.get(name, _NEVER),
-                peer.heartbeat.every,
-                asked_at if peer.heartbeat.answers else None,
-            )
-            for name, peer in self._peers.items()
-        }
-
     def _find_silence(self) -> float | None:
         """Return since when nothing has arrived, if several processes should speak."""
         hearing = self._hearing
         if not hearing.is_up:
             return None
-        heartbeats = (peer.heartbeat_at for peer in self._peer_facts.values())
+        heartbeats = (peer.seen for peer in self._peers.values())
         last = max((hearing.since, *heartbeats, *self._heard.values()))
         # Those that had ended before the others were heard are not expected to speak.
         speaking = [
             peer
-            for peer in self._peer_facts.values()
-            if not peer.is_leaving
+            for peer in self._peers.values()
+            if not peer.heartbeat.is_leaving
             and not self._is_replaced(peer)
-            and peer.heartbeat_interval < PEER_SILENT_AFTER
+            and peer.heartbeat.every < PEER_SILENT_AFTER
             and not peer.is_silent(hearing.since, last)
         ]
         return last if len(speaking) >= SEVERAL else None
@@ -140,8 +135,12 @@ class StatusReport:
             return False
         if any(reason in writer.problems for reason in ALWAYS_SHOWN):
             return True
-        peer = self._peer_facts.get(key[1])
-        if peer is not None and peer.is_leaving and not self._is_replaced(peer):
+        peer = self._peers.get(key[1])
+        if (
+            peer is not None
+            and peer.heartbeat.is_leaving
+            and not self._is_replaced(peer)
+        ):
             return False
         reader = self._readers.get(key)
         if reader is not None and reader.state in _FETCHES:
@@ -196,7 +195,7 @@ class StatusReport:
             link_down_since=link.since if link is not None and is_down else None,
             link_detail="" if link is None else f"{link_name}: {link.why}",
             silence_since=self._silence_since,
-            peer=self._peer_facts.get(key[1]),
+            peer=self._peers.get(key[1]),
         )
 
     def _link_of(
@@ -231,10 +230,9 @@ class StatusReport:
         silence = self._silence_since
         is_silent = silence is not None and self._now - silence > PEER_SILENT_AFTER
         for name, peer in sorted(self._peers.items()):
-            facts = self._peer_facts[name]
-            if self._is_replaced(facts):
-                yield PeerStatus(name, "", "", "", self._now - facts.heard_at, False)
-            elif name in names or not facts.is_leaving:
+            if self._is_replaced(peer):
+                yield PeerStatus(name, "", "", "", self._now - peer.heard_at, False)
+            elif name in names or not peer.heartbeat.is_leaving:
                 can_hear = hearing.is_up and not is_silent
                 since = hearing.since if can_hear else self._now
                 until = heard_until(self._now, silence)
@@ -244,10 +242,10 @@ class StatusReport:
                     peer.heartbeat.version,
                     peer.heartbeat.where,
                     self._now - peer.seen,
-                    is_gone(facts, since, until),
+                    is_gone(peer, since, until),
                 )
 
-    def _is_replaced(self, peer: PeerFacts) -> bool:
+    def _is_replaced(self, peer: PeerRecord) -> bool:
         hearing = self._hearing
         return is_replaced(peer, hearing.since if hearing.is_up else self._now)
 

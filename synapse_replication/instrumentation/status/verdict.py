@@ -21,45 +21,13 @@ from synapse_replication.instrumentation.status.records import (
     LATE_AFTER,
     PEER_SILENT_AFTER,
     STALLED_AFTER,
+    PeerRecord,
     WriterRecord,
 )
 from synapse_replication.streams.reader import State
 
 #: By how much a heartbeat of a living process of this package may be late, in s.
 MAX_LATENESS = 1.5
-#: The number of intervals of its heartbeats after which a silent process is gone.
-MISSED = 3
-_NEVER = float("-inf")
-
-
-class PeerFacts(Struct, frozen=True):
-    """The facts about a process, by its heartbeats and without them.
-
-    All times are monotonic, in s.
-
-    :ivar heartbeat_at: when its last heartbeat or goodbye arrived.
-    :ivar is_leaving: whether that was a goodbye.
-    :ivar heard_at: when its last row or POSITION arrived, in any stream.
-    :ivar heartbeat_interval: the interval of its heartbeats, in s.
-    :ivar asked_at: when this process last asked it to answer; ``None`` if it was not
-        asked, or does not answer.
-    """
-
-    heartbeat_at: float
-    is_leaving: bool = False
-    heard_at: float = _NEVER
-    heartbeat_interval: int = 5
-    asked_at: float | None = None
-
-    def is_silent(self, since: float, now: float) -> bool:
-        """Return whether heartbeats have been missed.
-
-        :param since: since when they could be heard.
-        """
-        if self.asked_at is not None and self.heartbeat_at < self.asked_at:
-            return now - max(self.asked_at, since) > PEER_SILENT_AFTER
-        limit = max(PEER_SILENT_AFTER, MISSED * self.heartbeat_interval)
-        return now - max(self.heartbeat_at, since) > limit
 
 
 class WriterFacts(Struct, frozen=True, kw_only=True):
@@ -95,7 +63,7 @@ class WriterFacts(Struct, frozen=True, kw_only=True):
     link_down_since: float | None = None
     link_detail: str = ""
     silence_since: float | None = None
-    peer: PeerFacts | None = None
+    peer: PeerRecord | None = None
 
 
 class Diagnosis(Struct, frozen=True):
@@ -111,14 +79,14 @@ class Diagnosis(Struct, frozen=True):
     detail: str = ""
 
 
-def is_gone(peer: PeerFacts, hearing_since: float, now: float) -> bool:
+def is_gone(peer: PeerRecord, hearing_since: float, now: float) -> bool:
     """Return whether a process has left, or its heartbeats have stopped.
 
     :param hearing_since: since when this process can hear it, in s.
     """
     if is_replaced(peer, hearing_since):
         return False
-    return peer.is_leaving or peer.is_silent(hearing_since, now)
+    return peer.heartbeat.is_leaving or peer.is_silent(hearing_since, now)
 
 
 def heard_until(now: float, silence_since: float | None) -> float:
@@ -132,18 +100,18 @@ def heard_until(now: float, silence_since: float | None) -> float:
     return now if silence_since is None else min(now, silence_since + USUAL_INTERVAL)
 
 
-def is_replaced(peer: PeerFacts, hearing_since: float) -> bool:
+def is_replaced(peer: PeerRecord, hearing_since: float) -> bool:
     """Return whether a process lives that sends no heartbeats any more.
 
     It was restarted without this package. Any sign of life after a goodbye shows that.
     Without a goodbye, a sign of life shows it that a heartbeat would have preceded: one
     on a new link, on which a heartbeat is the first message, or a late one.
     """
-    if peer.is_leaving:
-        return peer.heard_at > peer.heartbeat_at
-    if peer.heartbeat_at < hearing_since:
+    if peer.heartbeat.is_leaving:
+        return peer.heard_at > peer.seen
+    if peer.seen < hearing_since:
         return peer.heard_at > hearing_since
-    return peer.heard_at > peer.heartbeat_at + peer.heartbeat_interval + MAX_LATENESS
+    return peer.heard_at > peer.seen + peer.heartbeat.every + MAX_LATENESS
 
 
 _Found: TypeAlias = tuple[float, str] | None
@@ -191,8 +159,9 @@ def _gone(facts: WriterFacts, now: float) -> _Found:
     until = heard_until(now, facts.silence_since)
     if not is_gone(peer, hearing, until):
         return None
-    how = "announced its exit" if peer.is_leaving else "no longer sends heartbeats"
-    return peer.heartbeat_at, f"{facts.instance_name} {how}"
+    is_leaving = peer.heartbeat.is_leaving
+    how = "announced its exit" if is_leaving else "no longer sends heartbeats"
+    return peer.seen, f"{facts.instance_name} {how}"
 
 
 def _ahead(facts: WriterFacts, now: float) -> _Found:

@@ -9,12 +9,15 @@ from typing import Any
 from msgspec.structs import replace
 from twisted.trial.unittest import SynchronousTestCase
 
+from synapse_replication.handlers.events import PeerHeartbeat
 from synapse_replication.instrumentation.status.model import Condition, StallReason
-from synapse_replication.instrumentation.status.records import WriterRecord
+from synapse_replication.instrumentation.status.records import (
+    PeerRecord,
+    WriterRecord,
+)
 from synapse_replication.instrumentation.status.verdict import (
     RULES,
     Diagnosis,
-    PeerFacts,
     WriterFacts,
     diagnose,
     is_gone,
@@ -34,6 +37,11 @@ LIVE = WriterFacts(
     instance_name="w1", record=HEARD, state=State.LIVE, hearing_since=0.0
 )
 NOW = 1000.0
+
+
+def seen(at: float, *, is_leaving: bool = False, **more: Any) -> PeerRecord:
+    """Return a peer whose last heartbeat or goodbye arrived at some time."""
+    return PeerRecord(PeerHeartbeat("w1", "e", "", "", is_leaving, {}), at, **more)
 
 
 def about(lag: int = 0, written_at: float | None = None, **changes: Any) -> Diagnosis:
@@ -81,7 +89,7 @@ class DiagnoseTests(SynchronousTestCase):
 
     def test_each_rule(self) -> None:
         """Each rule applies to the facts that it names, and only if they last."""
-        leaving = PeerFacts(980.0, is_leaving=True, heard_at=979.0)
+        leaving = seen(980.0, is_leaving=True, heard_at=979.0)
         for reason, since, changes in (
             (StallReason.NO_LINK, 980.0, {"hearing_since": None, "deaf_since": 980.0}),
             (
@@ -90,7 +98,7 @@ class DiagnoseTests(SynchronousTestCase):
                 {"state": State.WAITING, "link_down_since": 980.0},
             ),
             (StallReason.WRITER_GONE, 980.0, {"peer": leaving}),
-            (StallReason.WRITER_GONE, 984.0, {"peer": PeerFacts(984.0)}),
+            (StallReason.WRITER_GONE, 984.0, {"peer": seen(984.0)}),
             (
                 StallReason.AHEAD_OF_WRITER,
                 980.0,
@@ -148,24 +156,24 @@ class DiagnoseTests(SynchronousTestCase):
     def test_back_without_this_package(self) -> None:
         """A writer that said goodbye and announces itself again is not gone."""
         for heard_at in (980.1, 999.0):
-            peer = PeerFacts(980.0, is_leaving=True, heard_at=heard_at)
+            peer = seen(980.0, is_leaving=True, heard_at=heard_at)
             self.check(Condition.LIVE, peer=peer)
         self.check(
             StallReason.WRITER_GONE,
-            peer=PeerFacts(980.0, is_leaving=True, heard_at=980.0),
+            peer=seen(980.0, is_leaving=True, heard_at=980.0),
         )
 
     def test_killed_and_back_without_this_package(self) -> None:
         """A writer that sent no goodbye and is heard long after its last heartbeat."""
-        self.check(Condition.LIVE, peer=PeerFacts(980.0, heard_at=987.0))
+        self.check(Condition.LIVE, peer=seen(980.0, heard_at=987.0))
         # Its last row may have followed its last heartbeat.
-        self.check(StallReason.WRITER_GONE, peer=PeerFacts(980.0, heard_at=984.0))
+        self.check(StallReason.WRITER_GONE, peer=seen(980.0, heard_at=984.0))
 
     def test_replaced_while_the_link_was_down(self) -> None:
         """A writer that answers on a new link without a heartbeat is not gone."""
-        peer = PeerFacts(900.0, heard_at=980.1)
+        peer = seen(900.0, heard_at=980.1)
         self.check(Condition.LIVE, peer=peer, hearing_since=980.0)
-        peer = PeerFacts(900.0, heard_at=899.0)
+        peer = seen(900.0, heard_at=899.0)
         self.check(StallReason.WRITER_GONE, peer=peer, hearing_since=980.0)
 
     def test_position_arrived(self) -> None:
@@ -180,7 +188,7 @@ class DiagnoseTests(SynchronousTestCase):
         """A process that hears nothing says nothing about others but that."""
         everything: dict[str, Any] = {
             "state": State.FETCHING,
-            "peer": PeerFacts(0.0, is_leaving=True),
+            "peer": seen(0.0, is_leaving=True),
             "behind_us": 1,
             "problems": {
                 StallReason.UNDECLARED_WRITER: (0.0, ""),
@@ -201,7 +209,7 @@ class DiagnoseTests(SynchronousTestCase):
 
     def test_dead_link(self) -> None:
         """If everybody is silent, the link is suspect, and not each writer."""
-        peer = PeerFacts(984.0)
+        peer = seen(984.0)
         self.check(StallReason.NO_LINK, 984.0, peer=peer, silence_since=984.0)
         self.check(StallReason.WRITER_GONE, peer=peer, silence_since=995.0)
 
@@ -210,7 +218,7 @@ class DiagnoseTests(SynchronousTestCase):
         A writer is not gone because others were heard for some seconds longer before
         the link died.
         """
-        peer = PeerFacts(984.0)
+        peer = seen(984.0)
         self.check(Condition.LIVE, peer=peer, silence_since=987.0)
         self.check(Condition.LIVE, peer=peer, silence_since=993.9)
 
@@ -232,7 +240,7 @@ class DiagnoseTests(SynchronousTestCase):
 
     def test_removed_writer(self) -> None:
         """The process of a removed writer need not run."""
-        leaving = PeerFacts(980.0, is_leaving=True)
+        leaving = seen(980.0, is_leaving=True)
         self.check(Condition.DRAINING, peer=leaving, is_removed=True)
 
     def test_alive_without_position(self) -> None:
@@ -252,7 +260,7 @@ class DiagnoseTests(SynchronousTestCase):
             (900.0, 984.9, True),
             (900.0, 985.1, False),
         ):
-            found = is_gone(PeerFacts(heartbeat_at), hearing_since, NOW)
+            found = is_gone(seen(heartbeat_at), hearing_since, NOW)
             self.assertIs(found, expected)
 
 
