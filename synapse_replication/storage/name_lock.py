@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import hashlib
+import struct
 from datetime import datetime
 from typing import Any
 
@@ -36,11 +37,7 @@ class _Session(Struct, frozen=True):
 def lock_key(server_name: str, instance_name: str) -> tuple[int, ...]:
     """Return the two numbers that identify the lock of a name."""
     name = f"synapse_replication {server_name} {instance_name}".encode()
-    digest = hashlib.sha256(name).digest()
-    return tuple(
-        int.from_bytes(digest[start : start + 4], "big", signed=True)
-        for start in (0, 4)
-    )
+    return struct.unpack(">ii", hashlib.sha256(name).digest()[:8])
 
 
 def taken(instance_name: str, holder: _Session, override: str) -> StorageError:
