@@ -171,9 +171,14 @@ class PositionsTests(PostgresMixin, SynchronousTestCase):
         self.assertEqual(count, [(2,)])
 
     def test_table_missing(self) -> None:
-        """A missing table is created."""
+        """A missing table is created, also by the statement in one line."""
         self.sql("DROP TABLE stream_positions")
-        self.assertIs(self.only_problem().kind, ProblemKind.TABLE_MISSING)
+        problem = self.only_problem()
+        self.assertIs(problem.kind, ProblemKind.TABLE_MISSING)
+        (statement,) = problem.hint
+        self.sql(" ".join(statement.split()))
+        self.store(first=5)
+        self.sql("DROP TABLE stream_positions")
         self.repair()
         self.store(first=5)
 
