@@ -29,9 +29,8 @@ from twisted.logger import (
 from twisted.python.failure import Failure
 
 from synapse_replication.errors import ReplicationError
-from synapse_replication.instrumentation.json_logs import json_line
 from synapse_replication.instrumentation.log_file import LogFile
-from synapse_replication.instrumentation.log_lines import clean_lines
+from synapse_replication.instrumentation.log_lines import clean_lines, json_line
 
 #: The interpreter's thread switch interval, in s.
 SWITCH_INTERVAL = 0.0005
