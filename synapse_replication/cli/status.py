@@ -22,7 +22,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 from twisted.application.service import Service
-from twisted.internet.defer import Deferred, gatherResults
+from twisted.internet.defer import Deferred
 from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
 from twisted.python.failure import Failure
@@ -81,13 +81,8 @@ class DeploymentStatus:
         processes use, a stuck id, damaged rows of a sink, and the lack of any link for
         some time.
         """
-        return not self.unreachable and not any(
-            status.stalled
-            or status.duplicates
-            or status.is_cut_off
-            or status.stuck_ids
-            or status.damage
-            for status in self.processes.values()
+        return not self.unreachable and all(
+            judge(status).tone != "bad" for status in self.processes.values()
         )
 
 
@@ -151,34 +146,29 @@ class StatusService(Service):
             self._at_end()
 
     async def _fetch_all(self) -> None:
-        answers = await gatherResults(
-            [Deferred.fromCoroutine(self._fetch_one(name)) for name in self._names]
-        )
-        found = dict(zip(self._names, answers, strict=True))
-        processes = {
-            name: answer
-            for name, answer in found.items()
-            if isinstance(answer, ProcessStatus)
+        requests = {
+            name: Deferred.fromCoroutine(self._fetch_one(name)) for name in self._names
         }
+        processes: dict[str, ProcessStatus] = {}
+        unreachable: dict[str, str] = {}
+        for name, request in requests.items():
+            try:
+                processes[name] = await request
+            except ReplicationError as error:
+                unreachable[name] = str(error)
         alive = {
             peer.instance_name
             for status in processes.values()
             for peer in status.peers
             if not peer.is_gone
         }
-        deployment = DeploymentStatus(
-            processes,
-            {name: text for name, text in found.items() if isinstance(text, str)},
-            tuple(sorted(alive.difference(self._names))),
-        )
+        not_in_instance_map = tuple(sorted(alive.difference(self._names)))
+        deployment = DeploymentStatus(processes, unreachable, not_in_instance_map)
         self.is_well = deployment.is_well
         self._show(deployment)
 
-    async def _fetch_one(self, name: str) -> ProcessStatus | str:
-        try:
-            return decode_status(await self._fetch(name))
-        except ReplicationError as error:
-            return str(error)
+    async def _fetch_one(self, name: str) -> ProcessStatus:
+        return decode_status(await self._fetch(name))
 
 
 def _text(text: str, style: str = "") -> Text:

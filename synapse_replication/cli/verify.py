@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from typing import Any, TextIO
 
 import attrs
@@ -32,12 +33,7 @@ from synapse_replication.storage.committed import row_ids_of
 from synapse_replication.storage.database import Database
 from synapse_replication.streams.rows import encode_json
 from synapse_replication.text import printable
-from synapse_replication.wire import commands
-
-_PREFIXES = (
-    f"{commands.RdataCommand.NAME} ".encode(),
-    f"{commands.PositionCommand.NAME} ".encode(),
-)
+from synapse_replication.wire.commands import parse_command_from_line
 
 
 def print_json(out: Any, finding: LossFinding) -> None:
@@ -140,14 +136,8 @@ def make_meter(
     )
 
     def tap(channel: str, line: bytes) -> None:
-        if line.startswith(_PREFIXES):
-            try:
-                command = commands.parse_command_from_line(
-                    line.decode("utf-8", "replace")
-                )
-            except RemoteProtocolError:
-                return
-            meter.receive(command)
+        with suppress(RemoteProtocolError):
+            meter.receive(parse_command_from_line(line.decode("utf-8", "replace")))
 
     observer = CompositeObserver([meter, logs])
     listening: list[Any] = []
