@@ -18,14 +18,15 @@ import gzip
 import os
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import IO, Any, BinaryIO, Final
+from typing import IO, Any, BinaryIO, Final, Literal
 
 import attrs
 
 from synapse_replication.durable import open_private, rename_durably
 from synapse_replication.errors import ReplicationError
+from synapse_replication.recordings.reader import decompressed
 from synapse_replication.streams.rows import encode_json
 from synapse_replication.wire.commands import UserIpCommand
 
@@ -41,13 +42,13 @@ class RecordingWriteError(ReplicationError):
 
 @attrs.define
 class _Open:
-    """The file that is being written.
+    """A file that is being written.
 
-    :ivar path: its path, which ends in ``.partial``.
+    :ivar path: its path, which ends in ``.partial`` or ``.repaired``.
     :ivar raw: the file on disk.
     :ivar file: the file to which lines are written: ``raw``, or a compressor that
         writes to it.
-    :ivar started: the monotonic time of its first line, in s.
+    :ivar started: the monotonic time at which it was created, in s.
     :ivar size: the size of its lines in bytes, before compression.
     :ivar unsynced: whether lines were written since the last sync.
     """
@@ -58,6 +59,34 @@ class _Open:
     started: float
     size: int = 0
     unsynced: bool = True
+
+    def write(self, line: bytes) -> None:
+        self.size += self.file.write(line)
+        self.unsynced = True
+
+    def sync(self) -> None:
+        self.file.flush()
+        self.raw.flush()
+        os.fsync(self.raw.fileno())
+        self.unsynced = False
+
+    def close(self) -> None:
+        with self.raw:
+            if self.file is not self.raw:
+                self.file.close()
+            self.raw.flush()
+            os.fsync(self.raw.fileno())
+
+
+def _open(path: Path, mode: Literal["wb", "xb"], started: float = 0.0) -> _Open:
+    """Create a file, which is compressed if the suffix before the last is ``.gz``."""
+    raw = open(  # noqa: SIM115 -- Path.open() has no opener
+        path, mode, buffering=_BUFFER_BYTES, opener=open_private
+    )
+    file: Any = raw
+    if path.with_suffix("").suffix == ".gz":
+        file = gzip.GzipFile("", "wb", fileobj=raw, mtime=0)
+    return _Open(path, raw, file, started)
 
 
 @attrs.define(eq=False)
@@ -120,9 +149,8 @@ class RecordingFiles:
         with _explaining_os_errors(self._folder):
             current = self._current
             if current is None:
-                current = self._current = self._open()
-            current.size += current.file.write(encode_json(entry) + b"\n")
-            current.unsynced = True
+                current = self._current = _open(self._next_path(), "xb", self._now())
+            current.write(encode_json(entry) + b"\n")
             if current.size >= self._roll_bytes:
                 self.roll()
 
@@ -141,10 +169,7 @@ class RecordingFiles:
             self.roll()
         elif current.unsynced:
             with _explaining_os_errors(self._folder):
-                current.file.flush()
-                current.raw.flush()
-                os.fsync(current.raw.fileno())
-            current.unsynced = False
+                current.sync()
 
     def roll(self) -> None:
         """Close the file, if there is one; the next line begins a new file.
@@ -155,13 +180,7 @@ class RecordingFiles:
         if current is None:
             return
         with _explaining_os_errors(self._folder):
-            try:
-                if current.file is not current.raw:
-                    current.file.close()
-                current.raw.flush()
-                os.fsync(current.raw.fileno())
-            finally:
-                current.raw.close()
+            current.close()
             rename_durably(current.path, current.path.with_suffix(""))
 
     def close(self) -> None:
@@ -176,21 +195,14 @@ class RecordingFiles:
                 self._lock.close()
                 self._lock = None
 
-    def _open(self) -> _Open:
+    def _next_path(self) -> Path:
         self._count += 1
         begun = datetime.datetime.fromtimestamp(self._wall(), datetime.timezone.utc)
         name = (
             f"{begun:%Y%m%dT%H%M%S}.{begun.microsecond // 1000:03d}Z-"
             f"{os.getpid()}-{self._count:06d}.jsonl{'.gz' if self._compressed else ''}"
         )
-        path = self._folder / f"{name}{_PARTIAL}"
-        raw = open(  # noqa: SIM115 -- Path.open() has no opener
-            path, "xb", buffering=_BUFFER_BYTES, opener=open_private
-        )
-        file: Any = raw
-        if self._compressed:
-            file = gzip.GzipFile("", "wb", fileobj=raw, mtime=0)
-        return _Open(path, raw, file, self._now())
+        return self._folder / f"{name}{_PARTIAL}"
 
 
 @contextmanager
@@ -211,36 +223,22 @@ def _complete_partial(partial: Path) -> None:
     If no line is complete, remove the file.
     """
     name = partial.with_suffix("")
-    repaired = partial.with_suffix(_REPAIRED)
     if name.exists():
         # An earlier recovery was interrupted after the rename.
         partial.unlink()
         return
-    compressed = name.suffix == ".gz"
-    lines = 0
-    with (
-        partial.open("rb") as read,
-        open(repaired, "wb", opener=open_private) as raw,
-    ):
-        if compressed:
-            with gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as packed:
-                for line in _complete_lines(gzip.GzipFile(fileobj=read)):
-                    packed.write(line)
-                    lines += 1
-        else:
-            for line in _complete_lines(read):
-                raw.write(line)
-                lines += 1
-        raw.flush()
-        os.fsync(raw.fileno())
-    if lines:
-        rename_durably(repaired, name)
+    repaired = _open(partial.with_suffix(_REPAIRED), "wb")
+    with partial.open("rb") as read, closing(repaired):
+        for line in _complete_lines(decompressed(read)):
+            repaired.write(line)
+    if repaired.size:
+        rename_durably(repaired.path, name)
     else:
-        repaired.unlink()
+        repaired.path.unlink()
     partial.unlink()
 
 
-def _complete_lines(file: IO[bytes] | gzip.GzipFile) -> Iterator[bytes]:
+def _complete_lines(file: IO[bytes]) -> Iterator[bytes]:
     while True:
         try:
             line = file.readline()
