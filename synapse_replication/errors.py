@@ -130,7 +130,6 @@ class ForbiddenCommandError(RemoteProtocolError):
 
     def __init__(self, command_name: str) -> None:
         super().__init__(f"command {command_name} may not be sent to this side")
-        self.command_name = command_name
 
 
 class RowDecodeError(RemoteProtocolError):
@@ -151,23 +150,21 @@ class RowDecodeError(RemoteProtocolError):
 class ExtensionMessageError(RemoteProtocolError):
     """A message of the extension is malformed.
 
-    :ivar reason: what is wrong, without any of the message's text.
+    :param reason: what is wrong, without any of the message's text.
     """
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"cannot read a message of the extension: {reason}")
-        self.reason = reason
 
 
 class UnknownExtensionError(RemoteProtocolError):
     """A message of the extension has an unknown version or type.
 
-    :ivar what: the version or type, for instance ``"type 'x'"``.
+    :param what: the version or type, for instance ``"type 'x'"``.
     """
 
     def __init__(self, what: str) -> None:
         super().__init__(f"unknown {excerpt(what)} in a message of the extension")
-        self.what = what
 
 
 class TokenError(ReplicationError):
@@ -284,12 +281,11 @@ class HostError(ReplicationError):
 
     The message is that of the host, without secrets.
 
-    :ivar kind: the name of the exception class that the host raised.
+    :param kind: the name of the exception class that the host raised.
     """
 
     def __init__(self, kind: str, text: str) -> None:
         super().__init__(f"{kind}: {text}")
-        self.kind = kind
 
 
 class HooksNotFoundError(ReplicationError):
@@ -306,7 +302,7 @@ class HooksNotFoundError(ReplicationError):
 class HooksOverflowError(ReplicationError):
     """Events arrived faster than they could be delivered to subscribers.
 
-    :ivar count: the number of events that were discarded.
+    :param count: the number of events that were discarded.
     """
 
     def __init__(self, count: int) -> None:
@@ -314,7 +310,6 @@ class HooksOverflowError(ReplicationError):
             f"{count} events were discarded because too many were waiting; make the "
             "callbacks do less in the reactor's thread"
         )
-        self.count = count
 
 
 class PipelineError(ReplicationError):
