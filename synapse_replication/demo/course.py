@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import attrs
 import msgspec
 
 from synapse_replication.demo.check import JournalEntry, WriterTally, compare
@@ -70,12 +70,8 @@ class Tail:
         self.positions[key] = max(entry.token, self.positions.get(key, 0))
 
 
-@attrs.frozen
-class _Fault:
-    """A fault to cause once the share ``after`` (0 to 1) of the rows is written."""
-
-    after: float
-    cause: Callable[[], None]
+#: The share (0 to 1) of the rows after which a fault is caused, and what causes it.
+_Fault = tuple[float, Callable[[], None]]
 
 
 class _Course:
@@ -99,8 +95,17 @@ class _Course:
         :raises ServerStartError: if a process ends, or does not start again.
         """
         self._deployment.let_writers_begin()
+        for share, cause in faults:
+            self._wait_for_rows(share * self._total)
+            cause()
+        self._wait_for_rows(math.inf)
+
+    def _wait_for_rows(self, count: float) -> None:
+        """Wait until this many rows are written, or the writers have finished."""
         before, deadline = 0, time.monotonic() + WRITE_TIMEOUT
-        while not all(tail.finished for tail in self._writers.values()):
+        while self._written() < count and not all(
+            tail.finished for tail in self._writers.values()
+        ):
             self._update()
             if self._written() > before:
                 before = self._written()
@@ -110,11 +115,7 @@ class _Course:
                     f"no row was written for {WRITE_TIMEOUT:.0f} s, after {before} of "
                     f"{self._total} rows; see the logs of the writers"
                 )
-            if faults and self._written() >= faults[0].after * self._total:
-                faults.pop(0).cause()
             time.sleep(PROGRESS_INTERVAL)
-        for fault in faults:
-            fault.cause()
 
     def wait_for_readers(self) -> bool:
         """Wait until all readers have caught up.
@@ -215,9 +216,9 @@ def _faults(deployment: Deployment, screen: TextScreen) -> list[_Fault]:
         time.sleep(DOWNTIME)
         redis.start()
 
-    faults = [_Fault(1 / 3, kill_reader)]
+    faults: list[_Fault] = [(1 / 3, kill_reader)]
     if redis is not None:
-        faults.append(_Fault(2 / 3, restart_redis))
+        faults.append((2 / 3, restart_redis))
     return faults
 
 

@@ -163,20 +163,7 @@ class Deployment:
             contextlib.closing(psycopg2.connect(self._dsn)) as connection,
             connection.cursor() as cursor,
         ):
-            for stream in STREAMS.values():
-                if stream.in_memory:
-                    continue
-                columns = ", ".join(
-                    f"{name} {type_.rstrip('?')}"
-                    + ("" if type_.endswith(("?", "json")) else " NOT NULL")
-                    for name, type_ in stream.columns.items()
-                )
-                cursor.execute(
-                    f"CREATE SEQUENCE {stream.sequence} START 2;"
-                    f"CREATE TABLE {stream.table} (stream_id bigint NOT NULL, "
-                    f"instance_name text NOT NULL, {columns});"
-                    f"CREATE INDEX ON {stream.table} (instance_name, stream_id)"
-                )
+            cursor.execute(self._render("tables.sql"))
             connection.commit()
 
     def _write_files(self) -> None:
@@ -197,13 +184,16 @@ class Deployment:
             )
 
     def _shared_config(self) -> dict[str, Any]:
-        return self._render("homeserver.yaml", secret=secrets.token_hex(16))
+        text = self._render("homeserver.yaml", secret=secrets.token_hex(16))
+        config: dict[str, Any] = yaml.safe_load(text)
+        return config
 
     def _own_config(self, name: str) -> dict[str, Any]:
-        return self._render("process.yaml", name=name)
+        config: dict[str, Any] = yaml.safe_load(self._render("process.yaml", name=name))
+        return config
 
-    def _render(self, template: str, **values: object) -> dict[str, Any]:
-        """Return the configuration that a template describes."""
+    def _render(self, template: str, **values: object) -> str:
+        """Return a template with the values of this deployment."""
         environment = Environment(
             loader=PackageLoader("synapse_replication.demo"),
             undefined=StrictUndefined,
@@ -211,7 +201,7 @@ class Deployment:
             trim_blocks=True,
         )
         environment.filters["quoted"] = lambda value: json.dumps(str(value))
-        text = environment.get_template(template).render(
+        return environment.get_template(template).render(
             deployment=self,
             server_name=SERVER_NAME,
             database=DATABASE,
@@ -222,5 +212,3 @@ class Deployment:
             page_port=self._page_port,
             **values,
         )
-        config: dict[str, Any] = yaml.safe_load(text)
-        return config

@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NoReturn
 
 import attrs
 
@@ -112,11 +111,7 @@ def interrupt_on_termination() -> None:
     The process then cleans up as it does on Ctrl-C.
     """
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _interrupt)
-
-
-def _interrupt(*_: object) -> NoReturn:
-    raise KeyboardInterrupt
+        signal.signal(number, signal.default_int_handler)
 
 
 def wait_until_ready(processes: Iterable[ReplicationProcess]) -> None:
