@@ -43,17 +43,16 @@ def find_postgres(environ: Mapping[str, str] | None = None) -> Path:
     :raises ServerStartError: if no server is found; the message says what to install.
     """
     environ = os.environ if environ is None else environ
-    if named := environ.get("SYNAPSE_REPLICATION_POSTGRES_BIN"):
-        folder = Path(named)
-        if not _has_postgres(folder):
-            raise ServerStartError(
-                f"SYNAPSE_REPLICATION_POSTGRES_BIN is {named}, which does not contain "
-                f"the binaries postgres and initdb; {POSTGRES_HINT}"
-            )
-        return folder
-    for folder in installed_postgres(environ):
-        return folder
-    raise ServerStartError(f"no PostgreSQL server found; {POSTGRES_HINT}")
+    named = environ.get("SYNAPSE_REPLICATION_POSTGRES_BIN")
+    folder = Path(named) if named else next(installed_postgres(environ), None)
+    if folder is None:
+        raise ServerStartError(f"no PostgreSQL server found; {POSTGRES_HINT}")
+    if not _has_postgres(folder):
+        raise ServerStartError(
+            f"SYNAPSE_REPLICATION_POSTGRES_BIN is {named}, which does not contain "
+            f"the binaries postgres and initdb; {POSTGRES_HINT}"
+        )
+    return folder
 
 
 def installed_postgres(environ: Mapping[str, str]) -> Iterator[Path]:
@@ -79,16 +78,16 @@ def find_redis(environ: Mapping[str, str] | None = None) -> Path:
     :raises ServerStartError: if no server is found; the message says what to install.
     """
     environ = os.environ if environ is None else environ
-    if named := environ.get("SYNAPSE_REPLICATION_REDIS_SERVER"):
-        if not is_binary(Path(named)):
-            raise ServerStartError(
-                f"SYNAPSE_REPLICATION_REDIS_SERVER is {named}, which is not a binary "
-                f"program; {_REDIS_HINT}"
-            )
-        return Path(named)
-    for path in installed_redis(environ):
-        return path
-    raise ServerStartError(f"no Redis server found; {_REDIS_HINT}")
+    named = environ.get("SYNAPSE_REPLICATION_REDIS_SERVER")
+    path = Path(named) if named else next(installed_redis(environ), None)
+    if path is None:
+        raise ServerStartError(f"no Redis server found; {_REDIS_HINT}")
+    if not is_binary(path):
+        raise ServerStartError(
+            f"SYNAPSE_REPLICATION_REDIS_SERVER is {named}, which is not a binary "
+            f"program; {_REDIS_HINT}"
+        )
+    return path
 
 
 def installed_redis(environ: Mapping[str, str]) -> Iterator[Path]:
