@@ -158,9 +158,8 @@ def repair_command(
 
 def _print_table(report: ConsistencyReport) -> None:
     table = Table("stream", "sequence", "table max", "writer", "stored", "lag")
-    for name in ("sequence", "table max", "stored", "lag"):
-        column = next(c for c in table.columns if c.header == name)
-        column.justify = "right"
+    for index in (1, 2, 4, 5):
+        table.columns[index].justify = "right"
     for state in report.streams:
         if state.sequence_value is None:
             table.add_row(state.name, "absent")

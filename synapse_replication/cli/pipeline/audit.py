@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from synapse_replication.cli.common import command
+from synapse_replication.cli.common import command, fail
 from synapse_replication.cli.pipeline.options import (
     json_option,
     master_option,
@@ -17,12 +17,6 @@ from synapse_replication.cli.pipeline.options import (
 )
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.settings import PipelineSettings
-
-
-class AuditIncompleteError(click.ClickException):
-    """The audit itself failed, as opposed to an audit that found errors."""
-
-    exit_code = 2
 
 
 @command("audit", "pipeline audit -c homeserver.yaml --archive /srv/archive")
@@ -55,6 +49,6 @@ def audit_command(settings: PipelineSettings, **options: Any) -> None:
 
             counts = run_audit(settings, **options)
     except PipelineError as error:
-        raise AuditIncompleteError(str(error)) from error
+        fail(f"Error: {error}")
     if counts[Severity.ERROR]:
         sys.exit(1)

@@ -14,7 +14,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from synapse_replication.cli.common import config_files
+from synapse_replication.cli.common import config_files, fail
 from synapse_replication.errors import PipelineError, SparkMissingError
 from synapse_replication.pipeline.settings import (
     PipelineSettings,
@@ -31,10 +31,6 @@ _SPARK_MODULES = frozenset(
 )
 
 _Command = Callable[..., Any]
-
-
-class _WrongSettingsError(click.ClickException):
-    exit_code = 2
 
 
 master_option = click.option(
@@ -144,4 +140,4 @@ def _settings(
             return settings_of_config(config_paths)
         return settings_of_dsn(dsn) if dsn else None
     except PipelineError as error:
-        raise _WrongSettingsError(str(error)) from error
+        fail(f"Error: {error}")
