@@ -115,17 +115,17 @@ def archive_command(
             "nothing to archive: add -c or --dsn for the rows of a database, "
             "--recording for recordings, or both"
         )
-    if repair:
-        if settings is None:
-            raise click.UsageError(
-                "--repair reads rows from the database again: add -c or --dsn"
-            )
-        _repair(options["archive"], settings, options["streams"], as_json=as_json)
-        return
+    if repair and settings is None:
+        raise click.UsageError(
+            "--repair reads rows from the database again: add -c or --dsn"
+        )
     from synapse_replication.pipeline.archive.job import ArchiveSettings
 
     given = {name: value for name, value in options.items() if value is not None}
     archive_settings = ArchiveSettings(source=settings, **given)
+    if repair:
+        _repair(archive_settings, as_json=as_json)
+        return
     numbers = _archive(
         archive_settings, None if metrics_port is None else (metrics_host, metrics_port)
     )
@@ -162,15 +162,14 @@ def _archive(settings: ArchiveSettings, metrics: tuple[str, int] | None) -> Numb
         return run_archive(settings, progress, archive_metrics, with_signals=True)
 
 
-def _repair(
-    archive: str, settings: PipelineSettings, streams: tuple[str, ...], *, as_json: bool
-) -> None:
-    from synapse_replication.pipeline.archive.job import ArchiveSettings
+def _repair(settings: ArchiveSettings, *, as_json: bool) -> None:
     from synapse_replication.pipeline.archive.repair import repair_archive
 
-    options = ArchiveSettings(archive, settings, streams=streams).source_options()
+    options = settings.source_options()
     assert options is not None
-    repairs = repair_archive(archive, options, lambda text: click.echo(text, err=True))
+    repairs = repair_archive(
+        settings.archive, options, lambda text: click.echo(text, err=True)
+    )
     if as_json:
         shown = [
             {
