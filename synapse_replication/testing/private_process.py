@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import importlib.util
 import os
 import random
 import shutil
@@ -67,26 +66,6 @@ def _outgoing_ports() -> tuple[int, int]:
         # Not Linux, or /proc is not readable: assume the range that IANA assigned.
         return 49152, 65535
     return int(first), int(last)
-
-
-def wheel_folder(package: str) -> Path | None:
-    """Return an installed package's folder without importing the package."""
-    spec = importlib.util.find_spec(package)
-    if spec is None or not spec.submodule_search_locations:
-        return None
-    return Path(spec.submodule_search_locations[0])
-
-
-def is_binary(path: Path) -> bool:
-    """Return whether a file is executable and not a script.
-
-    A script may be a wrapper, whose process id is not that of the server.
-    """
-    try:
-        with path.open("rb") as file:
-            return os.access(path, os.X_OK) and file.read(2) not in (b"#!", b"")
-    except OSError:
-        return False
 
 
 def die_with_parent(signal_number: int) -> Callable[[], None] | None:

@@ -8,6 +8,7 @@ this order. Wrapper scripts are not accepted.
 from __future__ import annotations
 
 import functools
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -15,11 +16,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from synapse_replication.errors import ServerStartError
-from synapse_replication.testing.private_process import (
-    START_TIMEOUT,
-    is_binary,
-    wheel_folder,
-)
+from synapse_replication.testing.private_process import START_TIMEOUT
 
 #: The advice for a missing PostgreSQL.
 POSTGRES_HINT = (
@@ -30,6 +27,26 @@ _REDIS_HINT = (
     "install Debian's redis-server, or `pip install synapse_replication[servers]`, or "
     "set SYNAPSE_REPLICATION_REDIS_SERVER to the path of redis-server"
 )
+
+
+def wheel_folder(package: str) -> Path | None:
+    """Return an installed package's folder without importing the package."""
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    return Path(spec.submodule_search_locations[0])
+
+
+def is_binary(path: Path) -> bool:
+    """Return whether a file is executable and not a script.
+
+    A script may be a wrapper, whose process id is not that of the server.
+    """
+    try:
+        with path.open("rb") as file:
+            return os.access(path, os.X_OK) and file.read(2) not in (b"#!", b"")
+    except OSError:
+        return False
 
 
 def _has_postgres(folder: Path) -> bool:

@@ -41,13 +41,13 @@ from synapse_replication.testing.private_process import (
     PrivateServer,
     ServerT,
     free_port,
-    wheel_folder,
 )
 from synapse_replication.testing.server_binaries import (
     POSTGRES_HINT,
     find_postgres,
     find_redis,
     has_tls,
+    wheel_folder,
 )
 
 

@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 import socket
-import sys
-import tempfile
-from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.testing import private_process
-from synapse_replication.testing.private_process import (
-    free_port,
-    is_binary,
-    wheel_folder,
-)
+from synapse_replication.testing.private_process import free_port
 
 
 class PrivateProcessTests(SynchronousTestCase):
@@ -41,25 +34,3 @@ class PrivateProcessTests(SynchronousTestCase):
         """
         self.patch(private_process, "_outgoing_ports", lambda: (1024, 65_535))
         self.assertGreaterEqual(free_port(), 1024)
-
-    def test_binaries(self) -> None:
-        """
-        An executable binary is recognised, but not a script, a text or a missing file.
-        """
-        self.assertTrue(is_binary(Path(sys.executable)))
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "program"
-            self.assertFalse(is_binary(path))
-            path.write_bytes(b"\x7fELF")
-            self.assertFalse(is_binary(path))
-            path.chmod(0o755)
-            self.assertTrue(is_binary(path))
-            path.write_bytes(b"#!/bin/sh")
-            self.assertFalse(is_binary(path))
-
-    def test_wheels(self) -> None:
-        """The folder of an installed package is found without importing it."""
-        self.assertIsNone(wheel_folder("no_such_package"))
-        found = wheel_folder("twisted")
-        assert found is not None
-        self.assertTrue((found / "__init__.py").exists())

@@ -19,6 +19,8 @@ from synapse_replication.testing.server_binaries import (
     find_postgres,
     find_redis,
     has_tls,
+    is_binary,
+    wheel_folder,
 )
 from synapse_replication.testing.servers import (
     PrivatePostgres,
@@ -229,7 +231,7 @@ class PrivateRedisTests(SynchronousTestCase):
 
 
 class FindTests(SynchronousTestCase):
-    """Tests for :func:`find_postgres` and :func:`find_redis`."""
+    """Tests for finding the binaries of servers."""
 
     def setUp(self) -> None:
         folder = tempfile.TemporaryDirectory()
@@ -279,3 +281,24 @@ class FindTests(SynchronousTestCase):
         environ = {"PATH": str(self.folder)}
         self.assertNotEqual(find_postgres(environ), self.folder)
         self.assertNotEqual(find_redis(environ).parent, self.folder)
+
+    def test_binaries(self) -> None:
+        """
+        An executable binary is recognised, but not a script, a text or a missing file.
+        """
+        self.assertTrue(is_binary(Path(sys.executable)))
+        path = self.folder / "program"
+        self.assertFalse(is_binary(path))
+        path.write_bytes(b"\x7fELF")
+        self.assertFalse(is_binary(path))
+        path.chmod(0o755)
+        self.assertTrue(is_binary(path))
+        path.write_bytes(b"#!/bin/sh")
+        self.assertFalse(is_binary(path))
+
+    def test_wheels(self) -> None:
+        """The folder of an installed package is found without importing it."""
+        self.assertIsNone(wheel_folder("no_such_package"))
+        found = wheel_folder("twisted")
+        assert found is not None
+        self.assertTrue((found / "__init__.py").exists())
