@@ -78,9 +78,7 @@ class BackgroundProcesses:
         if process.called and not isinstance(process.result, Failure):
             # The task ended synchronously, as most tasks that handle received rows do.
             return process
-        return self._watch(description, process)
 
-    def _watch(self, description: str, process: Deferred[None]) -> Deferred[None]:
         def failed(failure: Failure) -> None:
             assert failure.value is not None
             self._observer.failure(description, failure.value)

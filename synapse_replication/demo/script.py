@@ -6,6 +6,7 @@ own part of it.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -104,12 +105,11 @@ def make_script(lines: Iterable[str], rows: int) -> Iterator[Write]:
     if not writes:
         raise ValueError("the recording has no rows of the demonstration's streams")
     row_number = 0
-    while True:
-        for write in writes:
-            if row_number >= rows:
-                return
-            yield attrs.evolve(write, row_number=row_number)
-            row_number += len(write.rows)
+    for write in itertools.cycle(writes):
+        if row_number >= rows:
+            return
+        yield attrs.evolve(write, row_number=row_number)
+        row_number += len(write.rows)
 
 
 def _writes(lines: Iterable[str]) -> Iterator[Write]:

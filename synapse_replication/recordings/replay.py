@@ -147,7 +147,6 @@ class _Replay:
     def __init__(self) -> None:
         self.report = report = ReplayReport()
         observer = _Observer(report)
-        self._processes = BackgroundProcesses(observer)
         # The name contains a space, so it differs from every instance's name in a
         # recording.
         self.identity = Identity("recorded", "this replay", "")
@@ -156,7 +155,7 @@ class _Replay:
         self.streams = self.rows = self
         self.commands = SyncingUsers()
         self.notifier = WriteNotifier()
-        self.run_as_background_process = self._processes
+        self.run_as_background_process = BackgroundProcesses(observer)
         self.stores_user_ips = True
         self._streams = {
             name: _RecordedStream(stream.description, report)
@@ -248,7 +247,7 @@ class _Replay:
 
     def finish(self) -> ReplayReport:
         """Complete and return the report."""
-        if self._processes.count:
+        if self.run_as_background_process.count:
             self.report.failures["the handler has not finished"] += 1
         for name, stream in self._streams.items():
             for writer, token in stream.positions.items():

@@ -112,23 +112,22 @@ class RecordingFiles:
     _now: Callable[[], float]
     _wall: Callable[[], float]
     _current: _Open | None = attrs.field(default=None, init=False)
-    _lock: IO[bytes] | None = attrs.field(default=None, init=False)
+    _lock: IO[bytes] = attrs.field(init=False)
     _count: int = attrs.field(default=0, init=False)
 
     def __attrs_post_init__(self) -> None:
         folder = self._folder
         with _explaining_os_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
-            lock = (folder / ".lock").open("ab")
+            self._lock = (folder / ".lock").open("ab")
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                lock.close()
+                self._lock.close()
                 raise RecordingWriteError(
                     f"another process records into {folder}; use a folder for each "
                     "process"
                 ) from None
-            self._lock = lock
             for path in sorted(folder.glob(f"*{_PARTIAL}")):
                 _complete_partial(path)
 
@@ -191,9 +190,7 @@ class RecordingFiles:
         try:
             self.roll()
         finally:
-            if self._lock is not None:
-                self._lock.close()
-                self._lock = None
+            self._lock.close()
 
     def _next_path(self) -> Path:
         self._count += 1

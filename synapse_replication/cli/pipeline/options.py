@@ -91,10 +91,9 @@ def source_options(command: _Command, *, required: bool = True) -> _Command:
     def with_settings(
         ctx: click.Context,
         /,
-        *args: Any,
         config_paths: tuple[str, ...],
         dsn: str | None,
-        **kwargs: Any,
+        **more: Any,
     ) -> Any:
         typed = ctx.get_parameter_source("dsn") is ParameterSource.COMMANDLINE
         if config_paths and typed:
@@ -106,7 +105,7 @@ def source_options(command: _Command, *, required: bool = True) -> _Command:
                 f"--dsn, or set {DSN_VARIABLE}",
                 ctx,
             )
-        return command(*args, settings=settings, **kwargs)
+        return command(settings=settings, **more)
 
     return with_settings
 
