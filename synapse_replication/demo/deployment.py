@@ -183,14 +183,12 @@ class Deployment:
                 self.directory / f"{name}.log",
             )
 
-    def _shared_config(self) -> dict[str, Any]:
+    def _shared_config(self) -> Any:
         text = self._render("homeserver.yaml", secret=secrets.token_hex(16))
-        config: dict[str, Any] = yaml.safe_load(text)
-        return config
+        return yaml.safe_load(text)
 
-    def _own_config(self, name: str) -> dict[str, Any]:
-        config: dict[str, Any] = yaml.safe_load(self._render("process.yaml", name=name))
-        return config
+    def _own_config(self, name: str) -> Any:
+        return yaml.safe_load(self._render("process.yaml", name=name))
 
     def _render(self, template: str, **values: object) -> str:
         """Return a template with the values of this deployment."""

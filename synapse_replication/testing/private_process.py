@@ -18,9 +18,10 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import attrs
+from typing_extensions import Self
 
 from synapse_replication.errors import ServerStartError
 
@@ -35,8 +36,6 @@ MAX_PORT_ATTEMPTS = 100
 
 _PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _PR_SET_PDEATHSIG = 1
-
-ServerT = TypeVar("ServerT", bound="PrivateServer")
 
 
 def free_port() -> int:
@@ -208,7 +207,7 @@ class PrivateServer(ChildProcess):
 
     # -- common to all kinds ------------------------------------------------------
 
-    def start(self: ServerT, timeout: float = START_TIMEOUT) -> ServerT:
+    def start(self, timeout: float = START_TIMEOUT) -> Self:
         """Start or restart the server in its folder, and wait until it is ready.
 
         :param timeout: the time within which the server must be ready, in s.
@@ -261,7 +260,7 @@ class PrivateServer(ChildProcess):
         """Stop the server, and retain its folder and address for :meth:`start`."""
         self.end(self.stop_signal)
 
-    def restart(self: ServerT) -> ServerT:
+    def restart(self) -> Self:
         """Stop the server, and restart it with the same folder and address."""
         self.halt()
         return self.start()
@@ -273,7 +272,7 @@ class PrivateServer(ChildProcess):
             self._prepared = False
             shutil.rmtree(self.directory, ignore_errors=True)
 
-    def __enter__(self: ServerT) -> ServerT:
+    def __enter__(self) -> Self:
         return self.start()
 
     def __exit__(self, *_: object) -> None:

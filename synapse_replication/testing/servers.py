@@ -39,7 +39,6 @@ from synapse_replication.errors import ServerStartError
 from synapse_replication.testing.private_process import (
     STOP_TIMEOUT,
     PrivateServer,
-    ServerT,
     free_port,
 )
 from synapse_replication.testing.server_binaries import (
@@ -377,19 +376,15 @@ def call_redis(connection: socket.socket, *arguments: str | int) -> Any:
     return f"-{reply}" if isinstance(reply, hiredis.ReplyError) else reply
 
 
-def _start_shared(server: ServerT) -> ServerT:
-    server.start()
-    atexit.register(server.stop)
-    return server
-
-
 @functools.cache
 def shared_postgres() -> PrivatePostgres:
     """Return this process's PostgreSQL, which starts on first use and stops at exit.
 
     Each test must create a database of its own: ``shared_postgres().new_database()``.
     """
-    return _start_shared(PrivatePostgres())
+    server = PrivatePostgres().start()
+    atexit.register(server.stop)
+    return server
 
 
 @functools.cache
@@ -399,4 +394,6 @@ def shared_redis() -> PrivateRedis:
     Each test must use a channel (a server name) of its own, and must not stop the
     server.
     """
-    return _start_shared(PrivateRedis())
+    server = PrivateRedis().start()
+    atexit.register(server.stop)
+    return server

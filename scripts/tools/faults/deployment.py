@@ -303,7 +303,7 @@ class FaultDeployment(Deployment):
         return answer.decode("utf-8", "replace")
 
     def _own_config(self, name: str) -> dict[str, Any]:
-        config = super()._own_config(name)
+        config: dict[str, Any] = super()._own_config(name)
         for listener in config.get("worker_listeners") or config["listeners"]:
             if "resources" in listener:
                 listener["resources"][0]["names"].append("metrics")
