@@ -129,19 +129,12 @@ def describe(report: ReplayReport) -> Iterator[str]:
         "Last position by stream and writer",
         {f"{name} {writer}": at for (name, writer), at in report.last_position.items()},
     )
-    yield from _table(
-        "Discarded by the handler",
-        {
-            f"{reason.value} {name}": count
-            for reason, counts in report.discarded.items()
-            for name, count in counts.items()
-        },
-        {
-            f"{reason.value} {name}": EXPLANATIONS.get(reason, "NOT EXPLAINED")
-            for reason, counts in report.discarded.items()
-            for name in counts
-        },
-    )
+    discarded, notes = {}, {}
+    for reason, counts in report.discarded.items():
+        for name, count in counts.items():
+            discarded[f"{reason.value} {name}"] = count
+            notes[f"{reason.value} {name}"] = EXPLANATIONS.get(reason, "NOT EXPLAINED")
+    yield from _table("Discarded by the handler", discarded, notes)
     yield from _table("Rows with unknown additional fields", report.extra_fields)
     yield from _table(
         "Possible gaps in the recording, by stream and writer",
