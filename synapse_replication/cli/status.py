@@ -91,7 +91,7 @@ class StatusService(Service):
     """Requests the status of processes, once or periodically until :meth:`stopService`.
 
     :param clock: schedules the requests.
-    :param fetch: requests the status of a process, by its name; returns an awaitable of
+    :param fetch: requests the status of a process, by its name; returns a coroutine of
         the status as JSON.
     :param names: the names of the processes.
     :param show: called with each status of the deployment.
@@ -147,13 +147,13 @@ class StatusService(Service):
 
     async def _fetch_all(self) -> None:
         requests = {
-            name: Deferred.fromCoroutine(self._fetch_one(name)) for name in self._names
+            name: Deferred.fromCoroutine(self._fetch(name)) for name in self._names
         }
         processes: dict[str, ProcessStatus] = {}
         unreachable: dict[str, str] = {}
         for name, request in requests.items():
             try:
-                processes[name] = await request
+                processes[name] = decode_status(await request)
             except ReplicationError as error:
                 unreachable[name] = str(error)
         alive = {
@@ -166,9 +166,6 @@ class StatusService(Service):
         deployment = DeploymentStatus(processes, unreachable, not_in_instance_map)
         self.is_well = deployment.is_well
         self._show(deployment)
-
-    async def _fetch_one(self, name: str) -> ProcessStatus:
-        return decode_status(await self._fetch(name))
 
 
 def _text(text: str, style: str = "") -> Text:
