@@ -136,39 +136,27 @@ def plan_positions(
     for state in states:
         stored = stored_ids(state)
         rows: dict[str | None, int] = {}
-        for name, _, writer, token in found:
-            if name == state.name:
+        for stream, _, writer, token in found:
+            if stream == state.name:
                 rows[writer] = max(token, rows.get(writer, 0))
         known = {*stored, *(writer for writer in rows if writer is not None)}
         writers = set(declared.get(state.name) or known)
+        name, sign = state.stream.stream_name, state.stream.sign
         for writer in sorted(known | writers):
-            change = _plan(state, writer, stored.get(writer), rows)
+            old = new = stored.get(writer)
+            treatment = PlannedChange.KEPT
             if writer not in writers:
-                change = attrs.evolve(
-                    change, new=change.old, treatment=PlannedChange.UNDECLARED
-                )
-            if change.new is not None or writer not in writers:
-                changes.append(change)
+                treatment = PlannedChange.UNDECLARED
+            elif rows:
+                token = rows.get(writer, max(rows.values()))
+                if old is None:
+                    new, treatment = sign * token, PlannedChange.NEW
+                elif token > sign * old:
+                    new, treatment = sign * token, PlannedChange.FORWARD
+            elif old is None:
+                continue
+            changes.append(Change(state.name, name, writer, old, new, treatment))
     return changes
-
-
-def _plan(
-    state: StreamState, writer: str, old: int | None, rows: Mapping[str | None, int]
-) -> Change:
-    """Return the planned position; without a new value if the stream has no rows.
-
-    :param rows: the greatest token of each writer that has rows.
-    """
-    new, treatment = old, PlannedChange.KEPT
-    if rows:
-        sign = state.stream.sign
-        token = sign * rows.get(writer, max(rows.values()))
-        if old is None:
-            new, treatment = token, PlannedChange.NEW
-        elif token * sign > old * sign:
-            new, treatment = token, PlannedChange.FORWARD
-    name = state.stream.stream_name
-    return Change(state.name, name, writer, old, new, treatment)
 
 
 # -- the database ------------------------------------------------------------------
