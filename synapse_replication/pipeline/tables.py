@@ -182,17 +182,18 @@ def _type_of(name: str, hint: Any) -> str:
 
 def table_of_codec(name: str, codec: RowCodec[Any]) -> DatabaseTable:
     """Return the table of a stream, derived from the codec of its rows."""
-    if not isinstance(codec, EventsRowCodec):
-        columns = _columns_of(codec.row_type)
-        return DatabaseTable(
-            name, tuple(columns), ((None, tuple(column.name for column in columns)),)
-        )
-    merged = {KIND: Column(KIND, "string")}
-    kinds: list[tuple[str | None, tuple[str, ...]]] = []
-    for kind, row_type in codec.row_types.items():
-        of_kind = _columns_of(row_type)
-        merged.update({column.name: column for column in of_kind})
-        kinds.append((kind, tuple(column.name for column in of_kind)))
+    row_types: dict[str | None, Any] = {}
+    merged: dict[str, Column] = {}
+    if isinstance(codec, EventsRowCodec):
+        row_types.update(codec.row_types)
+        merged[KIND] = Column(KIND, "string")
+    else:
+        row_types[None] = codec.row_type
+    kinds = []
+    for kind, row_type in row_types.items():
+        of_kind = {column.name: column for column in _columns_of(row_type)}
+        merged |= of_kind
+        kinds.append((kind, tuple(of_kind)))
     return DatabaseTable(name, tuple(merged.values()), tuple(kinds))
 
 
