@@ -36,11 +36,7 @@ from psycopg2.extensions import cursor
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.source.catalog import CatalogStream
 from synapse_replication.pipeline.source.offsets import StreamOffset
-from synapse_replication.pipeline.source.ranges import (
-    AvailableSchema,
-    Selection,
-    ids_sql,
-)
+from synapse_replication.pipeline.source.ranges import AvailableSchema, Selection
 from synapse_replication.storage import queries
 from synapse_replication.storage.id_streams import exists, read_sequence
 from synapse_replication.streams.id_column import IdColumn
@@ -97,9 +93,7 @@ def find_available_schema(
 
 def stored_tokens(txn: cursor, stream: CatalogStream) -> dict[str, int]:
     """Return the stream's positions in ``stream_positions``, as tokens of 0 or more."""
-    if stream.positions_name is None:
-        return {}
-    if not exists(txn, "stream_positions"):
+    if stream.positions_name is None or not exists(txn, "stream_positions"):
         return {}
     txn.execute(queries.SQL["positions"], {"stream_name": stream.positions_name})
     sign = -1 if stream.negative else 1
@@ -159,18 +153,14 @@ class CompletenessReader:
         return start.advance(StreamOffset(minimum, {**waited_for, **stored}))
 
     def _without_positions(self, txn: cursor, selection: Selection) -> StreamOffset:
-        stream, available = selection.stream, selection.available
-        everything = selection.between(StreamOffset(), StreamOffset(2**62))
+        stream = selection.stream
         greatest = 0
-        for query in stream.queries:
-            if query.parts.table in available.by_id:
-                sql = ids_sql(everything, query, 1, last=True)
-            elif query.parts.table in available.tables:
-                sql = _greatest_sql(query.parts.table, query.parts.id_column)
-            else:
-                continue
-            txn.execute(sql)
-            greatest = max(greatest, *(abs(id_ or 0) for (id_,) in txn.fetchall()), 0)
+        for parts in (query.parts for query in stream.queries):
+            if parts.table in selection.available.tables:
+                column = IdColumn(parts.table, parts.id_column, parts.writer_column)
+                txn.execute(queries.for_table("greatest_id", column, parts.negative))
+                ((id_,),) = txn.fetchall()
+                greatest = max(greatest, (id_ or 0) * (-1 if parts.negative else 1))
         if greatest and self.continuous:
             raise PipelineError(
                 f"stream {stream.name} has rows up to {greatest}, but nothing in "
@@ -210,11 +200,6 @@ class CompletenessReader:
         sequences = {"tables": [queries.identifier(stream.sequence)]}
         txn.execute(queries.SQL["inserting_transactions"], sequences)
         return {transaction for (transaction,) in txn.fetchall()}
-
-
-def _greatest_sql(table: str, id_column: str) -> str:
-    id_ = queries.identifier(id_column)
-    return f"SELECT greatest(max({id_}), -min({id_})) FROM {queries.identifier(table)}"
 
 
 def find_writers(txn: cursor, selection: Selection) -> set[str]:
