@@ -1,7 +1,7 @@
 """Read-only connections of Spark's driver, with time limits and short error messages.
 
-The tasks that read rows open their own connections, and apply :func:`session_settings`
-to them.
+The tasks that read rows open their own connections, and apply the same settings
+(:func:`settings_sql`).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import psycopg2
 from psycopg2.extensions import connection, cursor
 
 from synapse_replication.errors import PipelineError
+from synapse_replication.storage.queries import literal
 
 #: libpq's parameters that apply unless a configuration has others.
 DEFAULTS: Mapping[str, Any] = {
@@ -29,8 +30,11 @@ _PLAN_TIMEOUT = 60
 READ_TIMEOUT = 3600
 
 #: Most queries are index scans, for which parallel workers and JIT compilation would
-#: cost more than they save. Waiting for locks is limited.
-SESSION_SETTINGS: Mapping[str, str] = {
+#: cost more than they save. Waiting for locks is limited. The memory is usually enough
+#: to sort the rows of a part and their joined details.
+_SETTINGS: Mapping[str, str] = {
+    "transaction_read_only": "on",
+    "work_mem": "128MB",
     "lock_timeout": "30s",
     "jit": "off",
     "max_parallel_workers_per_gather": "0",
@@ -169,9 +173,7 @@ def read_transaction(
         opened.cursor() as txn,
         explained(conninfo),
     ):
-        settings = session_settings(timeout, walk_indexes=walk_indexes)
-        for name, value in settings.items():
-            txn.execute(f"SET LOCAL {name} = '{value}'")
+        txn.execute(settings_sql(timeout, walk_indexes=walk_indexes))
         yield txn
 
 
@@ -194,14 +196,19 @@ def explained(
         ) from error
 
 
-def session_settings(timeout: float, *, walk_indexes: bool) -> dict[str, str]:
-    """Return the server's settings for reading, by name.
+def settings_sql(timeout: float, *, walk_indexes: bool) -> str:
+    """Return one statement that applies the settings for reading to a transaction.
 
     :param timeout: the statement timeout, in s.
     :param walk_indexes: see :func:`read_transaction`.
     """
-    return {
-        **SESSION_SETTINGS,
+    settings = {
+        **_SETTINGS,
         "statement_timeout": str(int(timeout * 1000)),
         **dict.fromkeys(_WALK_INDEXES, "off" if walk_indexes else "on"),
     }
+    calls = (
+        f"set_config({literal(name)}, {literal(value)}, true)"
+        for name, value in settings.items()
+    )
+    return f"SELECT {', '.join(calls)}"

@@ -24,12 +24,11 @@ from synapse_replication.pipeline.source.connections import (
     READ_TIMEOUT,
     explained,
     read_transaction,
-    session_settings,
+    settings_sql,
     unreachable,
 )
 from synapse_replication.pipeline.source.ranges import Part, range_sql
 from synapse_replication.pipeline.tables import KEY_COLUMNS
-from synapse_replication.storage.queries import literal
 
 if TYPE_CHECKING:
     from adbc_driver_postgresql.dbapi import Connection
@@ -197,7 +196,8 @@ def _query(
     with closing(connection.cursor()) as cursor:
         try:
             with explained(conninfo, failures):
-                cursor.execute(_settings_sql(part))
+                settings = settings_sql(READ_TIMEOUT, walk_indexes=part.walks_indexes)
+                cursor.execute(settings)
                 cursor.fetchall()
                 cursor.adbc_statement.set_options(**options)
                 cursor.execute(range_sql(part))
@@ -207,21 +207,6 @@ def _query(
         finally:
             cursor.adbc_cancel()
             connection.rollback()
-
-
-def _settings_sql(part: Part) -> str:
-    """Return one statement that applies all settings to the transaction."""
-    settings = {
-        "transaction_read_only": "on",
-        # Usually enough to sort the rows of a part and their joined details in memory.
-        "work_mem": "128MB",
-        **session_settings(READ_TIMEOUT, walk_indexes=part.walks_indexes),
-    }
-    calls = (
-        f"set_config({literal(name)}, {literal(value)}, true)"
-        for name, value in settings.items()
-    )
-    return f"SELECT {', '.join(calls)}"
 
 
 class _RowIndex:
@@ -248,16 +233,10 @@ class _RowIndex:
 
 
 def _shaped(batch: pa.RecordBatch, index: _RowIndex, part: Part) -> pa.RecordBatch:
-    tokens, writers, written = batch.columns[:3]
+    tokens, *others = batch.columns
     schema = KEY_COLUMNS if part.only_keys else part.stream.table.arrow_schema
-    columns = [
-        tokens,
-        index.of(tokens),
-        writers,
-        written.cast(schema.field("written_ts").type),
-        *(
-            values.cast(schema.field(len(KEY_COLUMNS) + number).type)
-            for number, values in enumerate(batch.columns[3:])
-        ),
+    columns = [tokens, index.of(tokens), *others]
+    cast = [
+        values.cast(field.type) for values, field in zip(columns, schema, strict=True)
     ]
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
+    return pa.RecordBatch.from_arrays(cast, schema=schema)
