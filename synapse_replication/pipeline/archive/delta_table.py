@@ -15,7 +15,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-import attrs
 import pyarrow as pa
 from deltalake import DeltaTable, Schema, WriterProperties
 from deltalake.exceptions import CommitFailedError, DeltaError
@@ -75,7 +74,7 @@ class ArchiveTable:
         self._store = store
         self._schema = schema
         self.delta = store.table(uri)
-        self.state = TableState(-1)
+        self.state = TableState()
         if self.delta is not None:
             self.state = read_state(self.delta)
             self._evolve(self.delta)
@@ -109,12 +108,7 @@ class ArchiveTable:
         """
         table = self.delta or self._create()
         self._check_batch(table)
-        batch = self.state.batch + 1
-        new = attrs.evolve(
-            self.state,
-            batch=batch,
-            offset=self.state.offset if offset is None else offset,
-        )
+        new = TableState(self.state.batch + 1, offset or self.state.offset)
         actions: list[Any] = [
             *(file.to_action() for file in files),
             *map(_removal, replaced),
@@ -140,7 +134,7 @@ class ArchiveTable:
                 else:
                     break
             table.update_incremental()
-        self.state = attrs.evolve(new, version=table.version())
+        self.state = new
         self.check_sole_driver()
 
     def check_sole_driver(self) -> None:

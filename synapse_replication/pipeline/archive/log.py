@@ -57,12 +57,10 @@ _SEARCH_LIMITS: Final = (1, 20, 1000, None)
 class TableState:
     """The progress of a table.
 
-    :ivar version: the version of the table.
     :ivar batch: the number of the last batch; 0 before the first.
     :ivar offset: the offset up to which the stream is archived.
     """
 
-    version: int
     batch: int = 0
     offset: StreamOffset = attrs.field(factory=StreamOffset)
 
@@ -74,11 +72,11 @@ def read_state(table: DeltaTable) -> TableState:
     """
     batch = table.transaction_version(APPLICATION)
     if batch is None:
-        return TableState(table.version())
+        return TableState()
     for commit in _commits(table):
         if str(commit.get(_BATCH)) == str(batch) and _OFFSET in commit:
             offset = StreamOffset.from_json(json.loads(commit[_OFFSET]))
-            return TableState(table.version(), batch, offset)
+            return TableState(batch, offset)
     raise PipelineError(
         f"the log of {table.table_uri} no longer contains the offset of batch {batch}: "
         "another program has cleaned the log; restore the table from a backup, or "
