@@ -148,9 +148,8 @@ def adbc_to_parquet(settings: PipelineSettings) -> int:
     tables = {
         table
         for part in _parts(settings)
-        for query in part.stream.queries
+        for query in part.queries
         for table in (query.parts.table, *(d.table for d in query.parts.details))
-        if query.parts.table in part.available.tables
     }
     rows = 0
     with (

@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import attrs
 from psycopg2.extensions import cursor
@@ -36,9 +37,10 @@ from psycopg2.extensions import cursor
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.source.catalog import CatalogStream
 from synapse_replication.pipeline.source.offsets import StreamOffset
-from synapse_replication.pipeline.source.ranges import AvailableSchema, Selection
+from synapse_replication.pipeline.source.ranges import AvailableQuery, Selection
 from synapse_replication.storage import queries
 from synapse_replication.storage.id_streams import exists, read_sequence
+from synapse_replication.storage.row_queries import RowQuery
 from synapse_replication.streams.id_column import IdColumn
 
 #: How long to wait for transactions that write ``caches``, in s.
@@ -46,49 +48,52 @@ LOCK_PATIENCE = 5.0
 _LOCK_INTERVAL = 0.02
 
 
-def find_available_schema(
+def find_available_queries(
     txn: cursor, streams: Iterable[CatalogStream]
-) -> dict[str, AvailableSchema]:
+) -> dict[str, tuple[AvailableQuery, ...]]:
     """Look up each stream's tables, columns and indexes in the system catalogue."""
     streams = list(streams)
     queried = [query.parts for stream in streams for query in stream.queries]
-    details = [detail for parts in queried for detail in parts.details]
-    tables = {parts.table for parts in queried} | {join.table for join in details}
+    tables = {parts.table for parts in queried}
+    tables |= {detail.table for parts in queried for detail in parts.details}
     names = {queries.identifier(table): table for table in tables}
     txn.execute(queries.SQL["tables"], (list(names),))
     found = {names[n]: (columns, indexes) for n, columns, indexes in txn.fetchall()}
-    joinable = frozenset(
-        detail.table
-        for detail in details
-        for index in found.get(detail.table, ({}, ()))[1]
-        if index == {"is_unique": True, "columns": [detail.key]}
-    )
-    found_schemas = {}
-    for stream in streams:
-        # Streams may share a table, and have different columns of ids in it.
-        written, by_id, by_writer, nullable = set(), set(), set(), set()
-        for parts in (query.parts for query in stream.queries):
-            columns, indexes = found.get(parts.table, ({}, ()))
-            if parts.written_ms_column in columns:
-                written.add(parts.table)
-            if any(index["columns"][:1] == [parts.id_column] for index in indexes):
-                by_id.add(parts.table)
-            elif parts.writer_column is not None and any(
-                index["columns"][:2] == [parts.writer_column, parts.id_column]
-                for index in indexes
-            ):
-                by_writer.add(parts.table)
-                if columns[parts.writer_column]:
-                    nullable.add(parts.table)
-        found_schemas[stream.name] = AvailableSchema(
-            frozenset(query.parts.table for query in stream.queries) & found.keys(),
-            frozenset(written),
-            frozenset(by_id),
-            frozenset(by_writer),
-            joinable,
-            frozenset(nullable),
+    return {
+        stream.name: tuple(
+            _available(query, found)
+            for query in stream.queries
+            if query.parts.table in found
         )
-    return found_schemas
+        for stream in streams
+    }
+
+
+def _available(query: RowQuery, tables: Mapping[str, Any]) -> AvailableQuery:
+    """Return a query with what the database has for it.
+
+    :param tables: the columns and the indexes of each table.
+    """
+    parts = query.parts
+    columns, indexes = tables[parts.table]
+    by_id = any(index["columns"][:1] == [parts.id_column] for index in indexes)
+    by_writer = not by_id and parts.writer_column is not None
+    by_writer &= any(
+        index["columns"][:2] == [parts.writer_column, parts.id_column]
+        for index in indexes
+    )
+    return AvailableQuery(
+        query,
+        has_written=parts.written_ms_column in columns,
+        by_id=by_id,
+        by_writer=by_writer,
+        nullable=by_writer and columns[parts.writer_column],
+        joinable=all(
+            {"is_unique": True, "columns": [detail.key]}
+            in tables.get(detail.table, ({}, ()))[1]
+            for detail in parts.details
+        ),
+    )
 
 
 def stored_tokens(txn: cursor, stream: CatalogStream) -> dict[str, int]:
@@ -155,12 +160,11 @@ class CompletenessReader:
     def _without_positions(self, txn: cursor, selection: Selection) -> StreamOffset:
         stream = selection.stream
         greatest = 0
-        for parts in (query.parts for query in stream.queries):
-            if parts.table in selection.available.tables:
-                column = IdColumn(parts.table, parts.id_column, parts.writer_column)
-                txn.execute(queries.for_table("greatest_id", column, parts.negative))
-                ((id_,),) = txn.fetchall()
-                greatest = max(greatest, (id_ or 0) * (-1 if parts.negative else 1))
+        for parts in (query.parts for query in selection.queries):
+            column = IdColumn(parts.table, parts.id_column, parts.writer_column)
+            txn.execute(queries.for_table("greatest_id", column, parts.negative))
+            ((id_,),) = txn.fetchall()
+            greatest = max(greatest, (id_ or 0) * (-1 if parts.negative else 1))
         if greatest and self.continuous:
             raise PipelineError(
                 f"stream {stream.name} has rows up to {greatest}, but nothing in "
@@ -203,11 +207,11 @@ class CompletenessReader:
 
 
 def find_writers(txn: cursor, selection: Selection) -> set[str]:
-    """Return the writers in the tables of ``available.by_writer``."""
+    """Return the writers in the tables that have only an index on writer and id."""
     writers: set[str] = set()
-    for query in selection.stream.queries:
-        parts = query.parts
-        if parts.table in selection.available.by_writer and parts.writer_column:
+    for query in selection.queries:
+        if query.by_writer:
+            parts = query.parts
             column = IdColumn(parts.table, parts.id_column, parts.writer_column)
             txn.execute(queries.for_table("writers_of_table", column))
             writers.update(writer for (writer,) in txn.fetchall())

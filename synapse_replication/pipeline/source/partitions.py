@@ -31,16 +31,14 @@ def narrow(txn: cursor, part: Part) -> Part | None:
     """
     lows: list[int] = []
     highs: list[int] = []
-    for query in part.stream.queries:
-        table = query.parts.table
-        if table in part.available.by_id:
-            for ends, last in ((lows, False), (highs, True)):
-                txn.execute(ids_sql(part, query, 1, last=last))
-                ends += [id_ for (id_,) in txn.fetchall()]
-        elif table in part.available.tables:
+    for query in part.queries:
+        if not query.by_id:
             # Without an index that begins with the id, a table's least and greatest id
             # cannot be looked up.
             return part
+        for ends, last in ((lows, False), (highs, True)):
+            txn.execute(ids_sql(part, query, 1, last=last))
+            ends += [id_ for (id_,) in txn.fetchall()]
     if not lows:
         return None
     return part.within(min(lows) - 1, max(highs))
@@ -116,8 +114,10 @@ def cut_by_rows(
     counts = {}
     for selection in selections:
         name = selection.stream.name
-        sql = _first_tokens(selection.between(start[name], end[name]), limit)
-        tokens[name] = f"({sql}) AS found"
+        part = selection.between(start[name], end[name])
+        first = (ids_sql(part, query, limit + 1) for query in part.queries)
+        # The database counts the tokens, because there may be too many to fetch.
+        tokens[name] = f"({' UNION ALL '.join(first)}) AS found"
         # If there are more rows than the limit, this is the limit plus one.
         counts[name] = _number(
             txn,
@@ -148,18 +148,6 @@ def cut_by_rows(
         cut[name] = start[name].towards(end[name], beyond - 1)
         left -= used
     return cut
-
-
-def _first_tokens(part: Part, limit: int) -> str:
-    """Return the query for the tokens of the first rows of a part.
-
-    The database counts them, because there may be too many to fetch.
-    """
-    return " UNION ALL ".join(
-        ids_sql(part, query, limit + 1)
-        for query in part.stream.queries
-        if query.parts.table in part.available.tables
-    )
 
 
 def _number(txn: cursor, sql: str) -> int:

@@ -13,7 +13,7 @@ from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.source.catalog import CatalogStream, select_streams
 from synapse_replication.pipeline.source.completeness import (
     CompletenessReader,
-    find_available_schema,
+    find_available_queries,
     find_writers,
     last_allocated_id,
     stored_tokens,
@@ -136,10 +136,10 @@ class Planner:
         options = self._options
         requested = options.streams
         streams = select_streams(options.catalog, requested or tuple(options.catalog))
-        available = find_available_schema(txn, streams)
+        available = find_available_queries(txn, streams)
         selections = []
         for stream in streams:
-            if available[stream.name].tables:
+            if available[stream.name]:
                 sole = self._sole_writer(txn, stream)
                 selections.append(Selection(stream, available[stream.name], sole))
             elif requested is not None:

@@ -15,7 +15,7 @@ from synapse_replication.pipeline.source.catalog import CatalogStream
 from synapse_replication.pipeline.source.offsets import StreamOffset
 from synapse_replication.pipeline.tables import KIND, TYPES, Column
 from synapse_replication.storage.queries import identifier, literal
-from synapse_replication.storage.row_queries import RowQuery
+from synapse_replication.storage.row_queries import RowQuery, RowQueryParts
 
 #: The minimum number of ids in a part for which details (columns of further tables) are
 #: joined. For a smaller part, they are looked up row by row. In a part of this size, up
@@ -28,39 +28,43 @@ _DETAILS_WORK: Final = 3
 
 
 @attrs.frozen
-class AvailableSchema:
-    """The parts of a stream's schema that the database has.
+class AvailableQuery:
+    """A query for a table that the database has.
 
-    An older database may lack some of them.
+    An older database may lack the column or the indexes.
 
-    :ivar tables: the existing tables.
-    :ivar written: the tables with a column for the time of writing.
-    :ivar by_id: the tables with an index that begins with the id.
-    :ivar by_writer: the other tables that have an index on writer and id. Their writers
-        are looked up before a read, so that the read knows all of them.
-    :ivar joinable: the tables of details (further columns of the stream's rows) that
-        have a unique index on their key.
-    :ivar nullable: the tables of ``by_writer`` whose rows may have no writer.
+    :ivar has_written: whether the table has a column for the time of writing.
+    :ivar by_id: whether it has an index that begins with the id.
+    :ivar by_writer: whether it has only an index on writer and id. Its writers are
+        looked up before a read, so that the read knows all of them.
+    :ivar nullable: whether rows of such a table may have no writer.
+    :ivar joinable: whether the tables of all details (further columns of the stream's
+        rows) have a unique index on their key.
     """
 
-    tables: frozenset[str]
-    written: frozenset[str]
-    by_id: frozenset[str]
-    by_writer: frozenset[str]
-    joinable: frozenset[str] = frozenset()
-    nullable: frozenset[str] = frozenset()
+    query: RowQuery
+    has_written: bool = False
+    by_id: bool = False
+    by_writer: bool = False
+    nullable: bool = False
+    joinable: bool = False
+
+    @property
+    def parts(self) -> RowQueryParts:
+        """The parts of the query."""
+        return self.query.parts
 
 
 @attrs.frozen
 class Selection:
-    """A stream to read, and the relevant parts of the database's schema.
+    """A stream to read, and its queries that the database can answer.
 
     :ivar sole_writer: the writer of rows whose table does not record the writer; empty
         if it is unknown, because the stream has several known writers or none.
     """
 
     stream: CatalogStream
-    available: AvailableSchema
+    queries: tuple[AvailableQuery, ...]
     sole_writer: str
 
     def between(self, start: StreamOffset, end: StreamOffset) -> Part:
@@ -76,8 +80,8 @@ class Selection:
         advanced = [(low, high) for low, high in positions if low < high]
         low = min((low for low, _ in advanced), default=0)
         high = max((high for _, high in advanced), default=0)
-        available, sole = self.available, self.sole_writer
-        return Part(self.stream, available, sole, start, end, low, high)
+        queries, sole = self.queries, self.sole_writer
+        return Part(self.stream, queries, sole, start, end, low, high)
 
 
 @attrs.frozen
@@ -112,7 +116,7 @@ class Part(Selection):
     @property
     def is_indexed(self) -> bool:
         """Whether every table has an index on the id, or on the writer and the id."""
-        return self.available.tables <= self.available.by_id | self.available.by_writer
+        return all(query.by_id or query.by_writer for query in self.queries)
 
     @property
     def joins_details(self) -> bool:
@@ -142,26 +146,27 @@ def range_sql(part: Part) -> str:
     ordered by token, then by query, then by column values, so that every read returns
     them in the same order.
 
-    If the part joins details, those of each query are joined whose detail tables are
-    all in ``available.joinable``. Other details are looked up row by row.
+    If the part joins details, those of each query are joined that are
+    ``joinable``. Other details are looked up row by row.
     """
     stream = part.stream
     columns = () if part.only_keys else stream.table.columns
     names = "".join(f", {identifier(column.name)}" for column in columns)
     plain: list[str] = []
     distinct: list[str] = []
-    for query_index, query in enumerate(stream.queries):
-        if query.parts.table not in part.available.tables:
-            continue
-        of_query = stream.table.columns if query.distinct else columns
+    for query_index, query in enumerate(part.queries):
+        distinct_rows = query.query.distinct
+        of_query = stream.table.columns if distinct_rows else columns
         select = _select(part, query, of_query, query_index)
         if of_query:
-            select += f" {_details(part, query)}"
+            joins = part.joins_details and query.joinable
+            details = (d.join if joins else d.lookup for d in query.parts.details)
+            select += f" {' '.join(details)}"
         # If each query is sorted by the index, the final sort is incremental.
         order = ""
         if not query.parts.negative and not part.joins_details:
             order = f" ORDER BY {_column(query, query.parts.id_column)}"
-        (distinct if query.distinct else plain).extend(
+        (distinct if distinct_rows else plain).extend(
             f"{select} WHERE {condition}{order}"
             for condition in _conditions(part, query)
         )
@@ -190,11 +195,11 @@ def range_sql(part: Part) -> str:
 
 
 def _select(
-    part: Part, query: RowQuery, columns: Sequence[Column], query_index: int
+    part: Part, query: AvailableQuery, columns: Sequence[Column], query_index: int
 ) -> str:
     parts = query.parts
     written = "NULL::bigint"
-    if parts.written_ms_column is not None and parts.table in part.available.written:
+    if parts.written_ms_column is not None and query.has_written:
         written = f"{_column(query, parts.written_ms_column)} * 1000"
     names = dict(part.stream.table.kinds)[parts.kind]
     found = dict(zip(names, parts.columns, strict=True))
@@ -212,14 +217,6 @@ def _select(
     )
 
 
-def _details(part: Part, query: RowQuery) -> str:
-    details = query.parts.details
-    joins = part.joins_details and all(
-        detail.table in part.available.joinable for detail in details
-    )
-    return " ".join(detail.join if joins else detail.lookup for detail in details)
-
-
 def _typed(expression: str, column: Column) -> str:
     if column.type == "time":
         expression = f"({expression})::bigint * 1000"
@@ -235,24 +232,24 @@ def _sort_key(column: Column) -> str:
     return f'{name} COLLATE "C"'
 
 
-def _column(query: RowQuery, column: str) -> str:
+def _column(query: AvailableQuery, column: str) -> str:
     return f"{query.parts.alias}.{identifier(column)}"
 
 
-def _token(query: RowQuery) -> str:
+def _token(query: AvailableQuery) -> str:
     sign = "-" if query.parts.negative else ""
     return sign + _column(query, query.parts.id_column)
 
 
-def _writer(query: RowQuery) -> str:
+def _writer(query: AvailableQuery) -> str:
     column = query.parts.writer_column
     return "NULL::text" if column is None else _column(query, column)
 
 
-def _conditions(part: Part, query: RowQuery) -> list[str]:
+def _conditions(part: Part, query: AvailableQuery) -> list[str]:
     """Return the conditions for the rows of a part in one table.
 
-    Each row matches one of them. A table of ``available.nullable`` has two: the server
+    Each row matches one of them. If rows may have no writer, there are two: the server
     could not use the index for their disjunction.
     """
     parts = query.parts
@@ -273,11 +270,11 @@ def _conditions(part: Part, query: RowQuery) -> list[str]:
         name = f"coalesce({writer}, {literal(part.sole_writer)})"
         conditions.append(_is_one_of(name, part.writers))
     common = " AND ".join(conditions)
-    if parts.table not in part.available.by_writer:
+    if not query.by_writer:
         return [common]
     # All writers in the table are known: they were looked up.
     found = [f"{common} AND {_is_one_of(writer, part.end.writers)}"]
-    if parts.table in part.available.nullable:
+    if query.nullable:
         found.append(f"{common} AND {writer} IS NULL")
     return found
 
@@ -297,13 +294,14 @@ def _is_one_of(writer: str, names: Iterable[str]) -> str:
     return f"{writer} = ANY(ARRAY[{', '.join(map(literal, sorted(names)))}]::text[])"
 
 
-def ids_sql(part: Part, query: RowQuery, limit: int, *, last: bool = False) -> str:
+def ids_sql(
+    part: Part, query: AvailableQuery, limit: int, *, last: bool = False
+) -> str:
     """Return the query for the tokens of a part in one table, in order.
 
     The query returns at most ``limit`` tokens. If the table has an index on the id, the
-    server can scan this index, and stop after ``limit`` tokens. From a table of
-    ``available.nullable``, it returns as many tokens with a writer, then as many
-    without.
+    server can scan this index, and stop after ``limit`` tokens. If rows may have no
+    writer, it returns as many tokens with a writer, then as many without.
 
     :param last: whether to return the greatest token first.
     """

@@ -177,8 +177,7 @@ def _explain(conninfo: Mapping[str, Any], part: Part) -> SkippedId | None:
         tables = " or ".join(
             f"{query.parts.table}.{query.parts.id_column} = "
             f"{-part.high if query.parts.negative else part.high}"
-            for query in part.stream.queries
-            if query.parts.table in part.available.tables
+            for query in part.queries
         )
         reason = excerpt(error.__cause__.diag.message_primary or "")
         return SkippedId(part.stream.name, tables, reason)

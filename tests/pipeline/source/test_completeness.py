@@ -16,14 +16,18 @@ from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.source.catalog import catalog_of
 from synapse_replication.pipeline.source.completeness import (
     CompletenessReader,
-    find_available_schema,
+    find_available_queries,
     find_writers,
     last_allocated_id,
     stored_tokens,
 )
 from synapse_replication.pipeline.source.offsets import StreamOffset
 from synapse_replication.pipeline.source.partitions import cut_by_rows
-from synapse_replication.pipeline.source.ranges import Selection, range_sql
+from synapse_replication.pipeline.source.ranges import (
+    AvailableQuery,
+    Selection,
+    range_sql,
+)
 from synapse_replication.streams.table import TableStream
 from synapse_replication.testing.servers import shared_postgres
 
@@ -71,7 +75,7 @@ class CompletenessReaderTests(SynchronousTestCase):
 
     def survey(self, *, continuous: bool) -> StreamOffset:
         surveyor = CompletenessReader({"orders": ("a", "b")}, continuous)
-        available = find_available_schema(self.txn, [self.stream])["orders"]
+        available = find_available_queries(self.txn, [self.stream])["orders"]
         selection = Selection(self.stream, available, "")
         return surveyor.survey(self.txn, selection, StreamOffset())
 
@@ -79,17 +83,17 @@ class CompletenessReaderTests(SynchronousTestCase):
         """An index is found by its first column; a partial index does not count."""
         events = catalog_of()["events"]
         self.txn.execute("CREATE INDEX few ON orders (id) WHERE item IS NOT NULL")
-        found = find_available_schema(self.txn, [self.stream, events])
-        self.assertEqual(found["events"].tables, frozenset())
-        self.assertEqual(found["orders"].tables, {"orders"})
-        self.assertEqual(found["orders"].by_id, frozenset())
+        found = find_available_queries(self.txn, [self.stream, events])
+        self.assertEqual(found["events"], ())
+        (query,) = self.stream.queries
+        self.assertEqual(found["orders"], (AvailableQuery(query, joinable=True),))
         self.txn.execute("CREATE INDEX by_writer ON orders (writer, id)")
-        found = find_available_schema(self.txn, [self.stream])
-        self.assertEqual(found["orders"].by_writer, {"orders"})
+        found = find_available_queries(self.txn, [self.stream])
+        self.assertTrue(found["orders"][0].by_writer)
         self.txn.execute("CREATE INDEX ids ON orders (id)")
-        found = find_available_schema(self.txn, [self.stream])
-        self.assertEqual(found["orders"].by_id, {"orders"})
-        self.assertEqual(found["orders"].by_writer, frozenset())
+        found = find_available_queries(self.txn, [self.stream])
+        self.assertTrue(found["orders"][0].by_id)
+        self.assertFalse(found["orders"][0].by_writer)
 
     def test_indexes_of_other_columns(self) -> None:
         """
@@ -110,9 +114,9 @@ class CompletenessReaderTests(SynchronousTestCase):
             writers=["a"],
         )
         streams = [self.stream, catalog_of([times])["times"]]
-        found = find_available_schema(self.txn, streams)
-        self.assertEqual(found["orders"].by_writer, {"orders"})
-        self.assertEqual(found["times"].by_writer, frozenset())
+        found = find_available_queries(self.txn, streams)
+        self.assertTrue(found["orders"][0].by_writer)
+        self.assertFalse(found["times"][0].by_writer)
         selection = Selection(streams[1], found["times"], "a")
         part = selection.between(StreamOffset(), StreamOffset(9))
         self.txn.execute(range_sql(attrs.evolve(part, only_keys=True)))
@@ -146,7 +150,7 @@ class CompletenessReaderTests(SynchronousTestCase):
             "INSERT INTO orders VALUES (-1, 'b'), (-2, 'a'), (-3, 'b'), (-4, NULL)"
         )
         self.txn.execute("CREATE INDEX by_writer ON orders (writer, id)")
-        available = find_available_schema(self.txn, [self.stream])["orders"]
+        available = find_available_queries(self.txn, [self.stream])["orders"]
         self.assertEqual(
             find_writers(self.txn, Selection(self.stream, available, "")), {"a", "b"}
         )
@@ -162,7 +166,7 @@ class CompletenessReaderTests(SynchronousTestCase):
             "SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off"
         )
         for nullable in (True, False):
-            available = find_available_schema(self.txn, [self.stream])["orders"]
+            available = find_available_queries(self.txn, [self.stream])["orders"]
             selection = Selection(self.stream, available, "a")
             end = StreamOffset(3, {"a": 3, "b": 3})
             part = selection.between(StreamOffset(), end)
@@ -217,7 +221,7 @@ class CompletenessReaderTests(SynchronousTestCase):
         racing = self.txn.connection.cursor(cursor_factory=Racing)
         racing.other_session = other.cursor()
         surveyor = CompletenessReader({}, continuous=True)
-        available = find_available_schema(self.txn, [caches])["caches"]
+        available = find_available_queries(self.txn, [caches])["caches"]
         found = surveyor.survey(
             racing, Selection(caches, available, ""), StreamOffset()
         )

@@ -22,7 +22,7 @@ from synapse_replication.pipeline.source.partitions import (
 )
 from synapse_replication.pipeline.source.ranges import (
     IDS_TO_JOIN,
-    AvailableSchema,
+    AvailableQuery,
     Part,
     Selection,
 )
@@ -30,15 +30,15 @@ from synapse_replication.streams.table import TableStream
 from synapse_replication.testing.servers import shared_postgres
 
 RECEIPTS = catalog_of()["receipts"]
-TABLES = frozenset(query.parts.table for query in RECEIPTS.queries)
-WITH_INDEX = AvailableSchema(TABLES, frozenset(), TABLES, frozenset())
-BY_WRITER = AvailableSchema(TABLES, frozenset(), frozenset(), TABLES)
-WITHOUT = AvailableSchema(TABLES, frozenset(), frozenset(), frozenset())
+(QUERY,) = RECEIPTS.queries
+WITH_INDEX = AvailableQuery(QUERY, by_id=True)
+BY_WRITER = AvailableQuery(QUERY, by_writer=True)
+WITHOUT = AvailableQuery(QUERY)
 
 
-def part(low: int, high: int, available: AvailableSchema = WITH_INDEX) -> Part:
+def part(low: int, high: int, query: AvailableQuery = WITH_INDEX) -> Part:
     """Return a part with the receipts of all writers."""
-    selection = Selection(RECEIPTS, available, "")
+    selection = Selection(RECEIPTS, (query,), "")
     return selection.between(StreamOffset(low), StreamOffset(high))
 
 
@@ -157,10 +157,9 @@ class CutTests(SynchronousTestCase):
                 sequence=f"{name}_seq",
                 writers=["a"],
             )
-            table = frozenset({name})
-            available = AvailableSchema(table, frozenset(), table, frozenset())
             stream = catalog_of([declared])[name]
-            self.selections.append(Selection(stream, available, "a"))
+            query = AvailableQuery(stream.queries[0], by_id=True)
+            self.selections.append(Selection(stream, (query,), "a"))
 
     def cut(self, limit: int) -> list[int]:
         names = [selection.stream.name for selection in self.selections]

@@ -8,12 +8,12 @@ from hypothesis import given, settings, strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.pipeline.source.catalog import catalog_of
-from synapse_replication.pipeline.source.completeness import find_available_schema
+from synapse_replication.pipeline.source.completeness import find_available_queries
 from synapse_replication.pipeline.source.connections import read_transaction
 from synapse_replication.pipeline.source.offsets import StreamOffset
 from synapse_replication.pipeline.source.options import SourceOptions
 from synapse_replication.pipeline.source.ranges import (
-    AvailableSchema,
+    AvailableQuery,
     Part,
     Selection,
     ids_sql,
@@ -26,10 +26,9 @@ from tests.support.big_database import SHARES
 
 #: A stream with negative ids, whose table has an index of these.
 STREAM = catalog_of([ORDERS])["orders"]
-_TABLE = frozenset(["orders"])
-SELECTION = Selection(
-    STREAM, AvailableSchema(_TABLE, frozenset(), _TABLE, frozenset()), ""
-)
+(QUERY,) = STREAM.queries
+BY_ID = AvailableQuery(QUERY, by_id=True)
+SELECTION = Selection(STREAM, (BY_ID,), "")
 
 WRITERS = ("a", "b", "o'hara", None)
 
@@ -43,7 +42,7 @@ class SqlTests(SynchronousTestCase):
     """Tests for the SQL text, with a declared stream that has negative ids."""
 
     def ids(self, part: Part) -> str:
-        sql = ids_sql(part, STREAM.queries[0], 1)
+        sql = ids_sql(part, part.queries[0], 1)
         return sql[sql.index(" WHERE ") + 7 :]
 
     def test_literal(self) -> None:
@@ -74,22 +73,20 @@ class SqlTests(SynchronousTestCase):
         """
         part = SELECTION.between(StreamOffset(), StreamOffset(9))
         for last, order in ((False, "DESC"), (True, "ASC")):
-            sql = ids_sql(part, STREAM.queries[0], 2, last=last)
+            sql = ids_sql(part, BY_ID, 2, last=last)
             self.assertRegex(sql, rf'\."id" {order} LIMIT 2\)$')
 
     def test_writers_are_looked_up(self) -> None:
         """For an index by writer and id, the condition lists the writers."""
-        available = AvailableSchema(_TABLE, frozenset(), frozenset(), _TABLE)
-        walked = attrs.evolve(SELECTION, available=available)
+        by_writer = AvailableQuery(QUERY, by_writer=True)
+        walked = attrs.evolve(SELECTION, queries=(by_writer,))
         part = walked.between(StreamOffset(), StreamOffset(9, {"a": 9, "b": 9}))
         self.assertIn("= ANY(ARRAY['a', 'b']::text[])", self.ids(part))
 
     def test_without_writers(self) -> None:
         """A table without writers is not read if the minimum has not advanced."""
         stream = catalog_of()["account_data"]
-        tables = frozenset(query.parts.table for query in stream.queries)
-        available = AvailableSchema(tables, frozenset(), frozenset(), frozenset())
-        selection = Selection(stream, available, "")
+        selection = Selection(stream, tuple(map(AvailableQuery, stream.queries)), "")
         idle = selection.between(StreamOffset(3), StreamOffset(3, {"a": 9}))
         moved = selection.between(StreamOffset(3), StreamOffset(4, {"a": 9}))
         for part, nothing in ((idle, True), (moved, False)):
@@ -98,9 +95,7 @@ class SqlTests(SynchronousTestCase):
 
     def test_missing_table(self) -> None:
         """The query for a missing table returns no rows, with the same columns."""
-        missing = attrs.evolve(
-            SELECTION, available=AvailableSchema(*[frozenset[str]()] * 4)
-        )
+        missing = attrs.evolve(SELECTION, queries=())
         sql = range_sql(missing.between(StreamOffset(), StreamOffset(9)))
         self.assertIn("WHERE FALSE", sql)
 
@@ -168,16 +163,15 @@ class IndexTests(SynchronousTestCase):
         conninfo = SourceOptions.parse({"dsn": history_dsn()}).conninfo
         end = StreamOffset(0, {"writer1": 50})
         with read_transaction(conninfo) as txn:
-            available = find_available_schema(txn, catalog.values())
+            available = find_available_queries(txn, catalog.values())
             for name in SHARES.keys() - {"account_data"}:
                 stream = catalog[name]
                 selection = Selection(stream, available[name], "")
                 part = selection.between(StreamOffset(), end)
                 queries = [range_sql(part)]
-                for query in stream.queries:
-                    if query.parts.table in available[name].tables:
-                        for last in (False, True):
-                            queries.append(ids_sql(part, query, 1, last=last))
+                for query in part.queries:
+                    for last in (False, True):
+                        queries.append(ids_sql(part, query, 1, last=last))
                 for sql in queries:
                     txn.execute("EXPLAIN " + sql)
                     shown = "\n".join(line for (line,) in txn.fetchall())
