@@ -18,8 +18,8 @@ import json
 import os
 import re
 import socket
-from collections.abc import Collection, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Final
 
 import attrs
 import pyarrow as pa
@@ -73,28 +73,22 @@ def read_state(table: DeltaTable) -> TableState:
     batch = table.transaction_version(APPLICATION)
     if batch is None:
         return TableState()
-    for commit in _commits(table):
-        if str(commit.get(_BATCH)) == str(batch) and _OFFSET in commit:
-            offset = StreamOffset.from_json(json.loads(commit[_OFFSET]))
-            return TableState(batch, offset)
+    for limit in _SEARCH_LIMITS:
+        for commit in table.history(limit):
+            # Ignore commits after the loaded version: another driver may be running.
+            is_loaded = commit["version"] <= table.version()
+            if (
+                is_loaded
+                and str(commit.get(_BATCH)) == str(batch)
+                and _OFFSET in commit
+            ):
+                offset = StreamOffset.from_json(json.loads(commit[_OFFSET]))
+                return TableState(batch, offset)
     raise PipelineError(
         f"the log of {table.table_uri} no longer contains the offset of batch {batch}: "
         "another program has cleaned the log; restore the table from a backup, or "
         "archive to a new location"
     )
-
-
-def _commits(table: DeltaTable) -> Iterator[dict[str, Any]]:
-    seen = 0
-    for limit in _SEARCH_LIMITS:
-        found = table.history(limit)
-        # Ignore commits after the loaded version: another driver may be running.
-        yield from (
-            commit for commit in found[seen:] if commit["version"] <= table.version()
-        )
-        if limit is not None and len(found) < limit:
-            return
-        seen = len(found)
 
 
 def offsets_around(
