@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import attrs
 from prometheus_client import CollectorRegistry
@@ -101,6 +101,7 @@ class ArchiveSettings:
         return SourceOptions.parse(options)
 
 
+@spark_errors_shortened()
 def run_archive(
     settings: ArchiveSettings,
     reporter: ArchiveProgress,
@@ -120,8 +121,7 @@ def run_archive(
     """
     metrics = metrics or ArchiveMetrics(CollectorRegistry())
     job = _ArchiveJob(settings, reporter, metrics, stopping or threading.Event())
-    with spark_errors_shortened():
-        return job.run(with_signals=with_signals)
+    return job.run(with_signals=with_signals)
 
 
 @attrs.define(eq=False, repr=False, slots=False)
@@ -283,23 +283,23 @@ def _set_by_signals(stopping: threading.Event) -> Iterator[Callable[[], None]]:
     The first signal also restores the previous handlers, so a second one usually ends
     the process.
     """
-    before: dict[int, Any] = {}
+    before = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)}
 
     def stop(number: int, frame: object) -> None:
         stopping.set()
-        for each, handler in before.items():
-            signal.signal(each, handler)
+        restore()
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        before[number] = signal.signal(number, stop)
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
     def install() -> None:
         if not stopping.is_set():
             for number in before:
                 signal.signal(number, stop)
 
+    install()
     try:
         yield install
     finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
+        restore()
