@@ -12,7 +12,9 @@ content of USER_IP never leaves the task that reads it.
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -112,17 +114,12 @@ def recordings_in(path: Path) -> list[Path]:
 
 def _names(files: Sequence[Path]) -> list[str]:
     """Return a unique name for each file: the shortest unique end of its path."""
-    names: dict[Path, str] = {}
-    parts = 1
-    left = list(files)
-    while left:
-        by_name: dict[str, list[Path]] = {}
-        for path in left:
-            by_name.setdefault("/".join(path.parts[-parts:]), []).append(path)
-        names |= {same[0]: name for name, same in by_name.items() if len(same) == 1}
-        left = [path for path in left if path not in names]
-        parts += 1
-    return [names[path] for path in files]
+    ends = [
+        ["/".join(path.parts[-number:]) for number in range(1, len(path.parts) + 1)]
+        for path in files
+    ]
+    counts = Counter(chain.from_iterable(ends))
+    return [next(end for end in of_file if counts[end] == 1) for of_file in ends]
 
 
 def _inspect(path: Path, recording: str) -> _File:
