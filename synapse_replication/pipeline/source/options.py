@@ -209,17 +209,17 @@ def parse_token(
         :exc:`LookupError` for an unknown number.
     :raises PipelineError: if ``text`` is not a token. The message says what to write.
     """
+
+    def parse(token: str) -> StreamOffset:
+        return StreamOffset.of_token(MultiWriterStreamToken.parse(token, name_of))
+
     try:
         if not text.startswith("{"):
-            token = MultiWriterStreamToken.parse(text, name_of)
-            return dict.fromkeys(streams, StreamOffset.of_token(token))
+            return dict.fromkeys(streams, parse(text))
         value = json.loads(text)
         texts = {n: v for n, v in value.items() if isinstance(v, str)}
         offsets = offsets_from_json({n: v for n, v in value.items() if n not in texts})
-        for name, position in texts.items():
-            token = MultiWriterStreamToken.parse(position, name_of)
-            offsets[name] = StreamOffset.of_token(token)
-        return offsets
+        return offsets | {name: parse(position) for name, position in texts.items()}
     except (PipelineError, TokenError, ValueError) as error:
         raise PipelineError(
             "earliest, latest, a token like 5 or m5~1.7, or a token for each stream "
