@@ -21,7 +21,13 @@ from typing import IO, Any, Final
 import attrs
 
 from synapse_replication.errors import PipelineError, RemoteProtocolError
-from synapse_replication.pipeline.scan import Batches, Scan, grouped, to_batch
+from synapse_replication.pipeline.scan import (
+    Batches,
+    Scan,
+    batched,
+    grouped,
+    to_batch,
+)
 from synapse_replication.pipeline.schemas import WIRE_SCHEMA
 from synapse_replication.recordings.reader import (
     Record,
@@ -136,14 +142,9 @@ def _inspect(path: Path, recording: str) -> _File:
 
 def _read_files(files: Iterable[_File]) -> Batches:
     for each in files:
-        rows: list[tuple[Any, ...]] = []
-        for record in _records_of(each):
-            rows.append((each.recording, *_to_row(record)))
-            if len(rows) == _BATCH_LINES:
-                yield to_batch(rows, WIRE_SCHEMA)
-                rows.clear()
-        if rows:
-            yield to_batch(rows, WIRE_SCHEMA)
+        rows = ((each.recording, *_to_row(record)) for record in _records_of(each))
+        for some in batched(rows, lambda _: 1, _BATCH_LINES):
+            yield to_batch(some, WIRE_SCHEMA)
 
 
 class _ListedLines:
