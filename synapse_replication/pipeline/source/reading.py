@@ -136,7 +136,7 @@ def read_part(
             for batch in _query(connection, conninfo, part):
                 if (rows := _after(batch, last)).num_rows:
                     yield rows
-                    last = tuple(rows.column(i)[-1].as_py() for i in (0, 1))
+                    last = _last_of(rows)
         except PipelineError:
             if skipped is None:
                 raise
@@ -189,7 +189,7 @@ def _query(
 ) -> Iterator[pa.RecordBatch]:
     import adbc_driver_manager
 
-    index = _RowIndex()
+    last = (-1, -1)
     options = {"adbc.postgresql.batch_size_hint_bytes": str(_BATCH_BYTES)}
     failures = adbc_driver_manager.Error, pa.ArrowException, OSError
     with closing(connection.cursor()) as cursor:
@@ -202,40 +202,37 @@ def _query(
                 cursor.execute(range_sql(part))
                 for batch in cursor.fetch_record_batch():
                     if batch.num_rows:
-                        yield _shaped(batch, index, part)
+                        rows = _numbered(batch, last, part)
+                        last = _last_of(rows)
+                        yield rows
         finally:
             cursor.adbc_cancel()
             connection.rollback()
 
 
-class _RowIndex:
-    """Numbers the rows of each token, from 0, across batches."""
+def _numbered(
+    batch: pa.RecordBatch, last: tuple[int, int], part: Part
+) -> pa.RecordBatch:
+    """Return the rows of a batch with their indexes among the rows of their token.
 
-    def __init__(self) -> None:
-        self._token: int | None = None
-        self._next = 0
-
-    def of(self, tokens: pa.Array) -> pa.Array:
-        """Return the index of each row of a batch.
-
-        :param tokens: the tokens of the rows, in ascending order.
-        """
-        ids = tokens.to_numpy(zero_copy_only=False)
-        positions = np.arange(len(ids), dtype=np.int64)
-        begins = np.concatenate(([True], ids[1:] != ids[:-1]))
-        first = np.maximum.accumulate(np.where(begins, positions, 0))
-        index = positions - first
-        if ids[0] == self._token:
-            index[: np.searchsorted(ids, ids[0], side="right")] += self._next
-        self._token, self._next = int(ids[-1]), int(index[-1]) + 1
-        return pa.array(index.astype(np.int32))
-
-
-def _shaped(batch: pa.RecordBatch, index: _RowIndex, part: Part) -> pa.RecordBatch:
+    :param last: the token and the index of the row before the batch.
+    """
     tokens, *others = batch.columns
+    ids = tokens.to_numpy(zero_copy_only=False)
+    positions = np.arange(len(ids))
+    begins = np.concatenate(([True], ids[1:] != ids[:-1]))
+    index = positions - np.maximum.accumulate(np.where(begins, positions, 0))
+    index[ids == last[0]] += last[1] + 1
     schema = KEY_COLUMNS if part.only_keys else part.stream.table.arrow_schema
-    columns = [tokens, index.of(tokens), *others]
-    cast = [
-        values.cast(field.type) for values, field in zip(columns, schema, strict=True)
+    columns = [
+        values.cast(field.type)
+        for values, field in zip(
+            [tokens, pa.array(index), *others], schema, strict=True
+        )
     ]
-    return pa.RecordBatch.from_arrays(cast, schema=schema)
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _last_of(rows: pa.RecordBatch) -> tuple[int, int]:
+    """Return the token and the index of the last row."""
+    return rows.column(0)[-1].as_py(), rows.column(1)[-1].as_py()
