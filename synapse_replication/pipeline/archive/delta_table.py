@@ -152,8 +152,15 @@ class ArchiveTable:
     def _check_batch(self, table: DeltaTable) -> None:
         with self._explaining_failures():
             found = table.transaction_version(APPLICATION) or 0
-        if found != self.state.batch:
-            raise self._conflict(found)
+        if found == self.state.batch:
+            return
+        newest = self._store.table(self.uri)
+        other = "another driver" if newest is None else committer_of(newest, found)
+        raise PipelineError(
+            f"{self.name}: {other} has archived batch {found} to {self.uri}. Only one "
+            "driver may write to an archive; stop the other one. No rows are lost or "
+            "duplicated"
+        )
 
     @property
     def files(self) -> list[ArchivedFile]:
@@ -178,7 +185,8 @@ class ArchiveTable:
         before = after = 0
         if self.delta is None:
             return before, after
-        for day in self._crowded_days(enough_files):
+        small = Counter(file.day for file in self.files if file.size < SMALL_BYTES)
+        for day in sorted(day for day, count in small.items() if count >= enough_files):
             with self._explaining_failures():
                 try:
                     found = self.delta.optimize.compact(
@@ -219,10 +227,6 @@ class ArchiveTable:
             )
             self.delta.update_incremental()
         return len(removed)
-
-    def _crowded_days(self, enough_files: int) -> list[str]:
-        small = Counter(file.day for file in self.files if file.size < SMALL_BYTES)
-        return sorted(day for day, count in small.items() if count >= enough_files)
 
     # -- the table ---------------------------------------------------------------------
 
@@ -285,15 +289,6 @@ class ArchiveTable:
                     "were added to it; run the job again"
                 ) from error
             table.update_incremental()
-
-    def _conflict(self, batch: int) -> PipelineError:
-        table = self._store.table(self.uri)
-        other = "another driver" if table is None else committer_of(table, batch)
-        return PipelineError(
-            f"{self.name}: {other} has archived batch {batch} to {self.uri}. Only one "
-            "driver may write to an archive; stop the other one. No rows are lost or "
-            "duplicated"
-        )
 
     @contextlib.contextmanager
     def _explaining_failures(self) -> Iterator[None]:

@@ -53,11 +53,6 @@ class Batch:
     parts: Sequence[Part]
     offsets: Mapping[str, StreamOffset]
 
-    @property
-    def ids(self) -> int:
-        """The number of ids in the ranges of the parts, including ids without a row."""
-        return sum(part.size for part in self.parts)
-
 
 @attrs.frozen
 class WrittenRows:
@@ -124,7 +119,7 @@ class RowsArchiver:
                 return
             begun = time.monotonic()
             written = self._write(batch, plan.conninfo, spark)
-            left -= batch.ids
+            left -= sum(part.size for part in batch.parts)
             done(written, time.monotonic() - begun, left)
         self.offsets.update(plan.end)
 
