@@ -218,12 +218,33 @@ def write_bootstrap(settings: PipelineSettings, found: Bootstrap) -> None:
         database cannot be written. In each case, nothing is written. A writer that is
         running but idle is not detected.
     """
+    negative = {state.name: state.stream.negative for state in found.states}
     with (
         open_connection(settings.conninfo, readonly=False) as connection,
         connection,
         connection.cursor() as cursor,
     ):
-        write_positions(cursor, settings, found.states, found.changes)
+        cursor.execute("SET LOCAL lock_timeout = '10s'")
+        cursor.execute(queries.SQL["lock_positions"])
+        cursor.execute(DELTAS[0])
+        cursor.execute(_LOCK_TABLE)
+        check_no_writers(cursor, found.states, read_report(cursor, settings).streams)
+        for change in found.changes:
+            if not change.is_written:
+                continue
+            cursor.execute(
+                queries.upsert_position(negative[change.stream]),
+                {
+                    "stream_name": change.positions_name,
+                    "instance_name": change.instance_name,
+                    "stream_id": change.new,
+                },
+            )
+            if cursor.rowcount != 1:
+                raise PipelineError(
+                    f"the position of {change.instance_name} in {change.stream} has "
+                    "advanced since it was read; nothing was written"
+                )
 
 
 @contextlib.contextmanager
@@ -308,42 +329,6 @@ def read_farthest(cursor: Any, states: Iterable[StreamState]) -> Iterator[Found]
                 for writer, token in cursor.fetchall():
                     if token is not None:
                         yield state.name, column.table, writer, token
-
-
-def write_positions(
-    cursor: Any,
-    settings: PipelineSettings,
-    before: Sequence[StreamState],
-    changes: Sequence[Change],
-) -> None:
-    """Write positions, if none has changed since the states were read.
-
-    The caller commits the transaction.
-
-    :raises PipelineError: if a writer is running, or a position would decrease.
-    """
-    cursor.execute("SET LOCAL lock_timeout = '10s'")
-    cursor.execute(queries.SQL["lock_positions"])
-    cursor.execute(DELTAS[0])
-    cursor.execute(_LOCK_TABLE)
-    check_no_writers(cursor, before, read_report(cursor, settings).streams)
-    negative = {state.name: state.stream.negative for state in before}
-    for change in changes:
-        if not change.is_written:
-            continue
-        cursor.execute(
-            queries.upsert_position(negative[change.stream]),
-            {
-                "stream_name": change.positions_name,
-                "instance_name": change.instance_name,
-                "stream_id": change.new,
-            },
-        )
-        if cursor.rowcount != 1:
-            raise PipelineError(
-                f"the position of {change.instance_name} in {change.stream} has "
-                "advanced since it was read; nothing was written"
-            )
 
 
 def _farthest_sql(column: IdColumn, *, negative: bool) -> str:

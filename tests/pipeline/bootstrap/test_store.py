@@ -14,6 +14,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.bootstrap import (
+    Bootstrap,
     Change,
     PlannedChange,
     check_no_writers,
@@ -22,7 +23,7 @@ from synapse_replication.pipeline.bootstrap import (
     read_farthest,
     read_report,
     stored_ids,
-    write_positions,
+    write_bootstrap,
 )
 from synapse_replication.pipeline.settings import PipelineSettings, settings_of_dsn
 from synapse_replication.storage.consistency import StreamState
@@ -181,16 +182,16 @@ class PositionStoreTests(SynchronousTestCase):
         self.cursor.execute(
             "CREATE UNIQUE INDEX ON stream_positions (stream_name, instance_name)"
         )
-        self.connection.autocommit = False
         before = self.states()
         stored = Change("orders", "orders", "a", -250, -250, PlannedChange.KEPT)
         new = Change("orders", "orders", "b", None, -249, PlannedChange.NEW)
-        write_positions(self.cursor, self.settings, before, [stored, new])
+        write_bootstrap(self.settings, Bootstrap(before, [stored, new], {}))
         (state,) = self.states()
         self.assertEqual(stored_ids(state), {"a": -250, "b": -249})
         back = Change("orders", "orders", "a", -250, -249, PlannedChange.FORWARD)
+        found = Bootstrap(self.states(), [back], {})
         with self.assertRaisesRegex(PipelineError, "of a in orders has advanced"):
-            write_positions(self.cursor, self.settings, self.states(), [back])
+            write_bootstrap(self.settings, found)
 
     def test_connected(self) -> None:
         """
