@@ -45,6 +45,9 @@ _VARIABLES: Final[Mapping[str, str]] = {
     **{colour: f"var(--s{n})" for n, colour in enumerate(_COLOURS)},
 }
 
+#: Matplotlib's unit of times, in s.
+_DAY: Final = 86_400
+
 _UNITS: Final = (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1000))
 
 #: Matplotlib is only partially typed.
@@ -153,9 +156,9 @@ def _stacked(
     for name, counter in by_series.items():
         heights = [counter[start] for start in starts]
         axes.bar(
-            [_moment(start) for start in starts],
+            [start / _DAY for start in starts],
             heights,
-            width=datetime.timedelta(seconds=window_s * 0.92),
+            width=0.92 * window_s / _DAY,
             bottom=base,
             align="edge",
             label=name,
@@ -183,7 +186,7 @@ def _writers(counts: Rows, window_s: int, writers: Sequence[str], form: Form) ->
         )
         for name, counter in by_writer.items():
             axes.plot(
-                [_moment(step) for step in steps],
+                [step / _DAY for step in steps],
                 [counter[step] for step in steps],
                 label=name,
                 color=_colour_of(name, writers),
@@ -261,7 +264,7 @@ def _lags(lags: Rows, whole: Rows, form: Form) -> Figure:
         lines = sorted(of_stream, key=lambda line: line.start)
         for index, percentile in ((6, "p99"), (1, "p95"), (0, "p50")):
             axes.plot(
-                [_moment(line.start) for line in lines],
+                [line.start / _DAY for line in lines],
                 [max(getattr(line, percentile), 0) for line in lines],
                 label=percentile,
                 color=_COLOURS[index],
@@ -313,14 +316,6 @@ def _colour_of(name: str, names: Sequence[str]) -> str:
     return _COLOURS[names.index(name) if name in names else -1]
 
 
-def _moment(start: int) -> datetime.datetime:
-    """Return a time in UTC.
-
-    :param start: s since 1970.
-    """
-    return datetime.datetime.fromtimestamp(start, datetime.timezone.utc)
-
-
 def duration(milliseconds: float) -> str:
     """Format a duration in ms with a unit, to three digits or the nearest integer."""
     longest = (each for each in _UNITS if abs(milliseconds) >= each[1])
@@ -369,10 +364,11 @@ def _use_time(form: Form, axes: Any, *, relative: bool = False) -> None:
 
 def _add_legend(figure: Figure, panels: Sequence[Any], form: Form) -> None:
     """Add one legend for all panels."""
-    named: dict[str, Any] = {}
-    for axes in panels:
-        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
-            named.setdefault(label, handle)
+    named = {
+        label: handle
+        for axes in panels
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
     names = sorted(named, key=lambda name: name == OTHERS)
     figure.legend(
         [named[name] for name in names],
