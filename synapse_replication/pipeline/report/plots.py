@@ -106,36 +106,21 @@ def draw_plots(data: ReportData) -> list[Plot]:
         + _sum((c.stream, c.rows) for c in data.arrived)
     )
     writers = _top(_sum((t.instance_name, t.rows) for t in data.totals))
-    plots: dict[str, tuple[bool, Draw]] = {
-        "rows-over-time": (
-            bool(data.over_time),
-            partial(_stacked, data.over_time, data.rows_window, streams),
-        ),
-        "rows-by-writer": (
-            bool(data.over_time),
-            partial(_writers, data.over_time, data.rows_window, writers),
-        ),
-        "shares": (bool(data.totals), partial(_shares, data.totals, writers)),
-        "batches": (
-            any(batch.largest > 1 for batch in data.batches),
-            partial(_batches, data.batches),
-        ),
-        "arrived": (
-            bool(data.arrived),
-            partial(
-                _stacked,
-                data.arrived,
-                data.wire_window,
-                streams,
-                relative=data.wire_relative,
-            ),
-        ),
-        "lag": (
-            any(line.tokens > 1 for line in data.lags_over_time),
-            partial(_lags, data.lags_over_time, data.lags),
-        ),
-    }
-    return [_render(name, draw) for name, (shown, draw) in plots.items() if shown]
+    plots: dict[str, Draw] = {}
+    if data.over_time:
+        rows = data.over_time, data.rows_window
+        plots["rows-over-time"] = partial(_stacked, *rows, streams)
+        plots["rows-by-writer"] = partial(_writers, *rows, writers)
+    if data.totals:
+        plots["shares"] = partial(_shares, data.totals, writers)
+    if any(batch.largest > 1 for batch in data.batches):
+        plots["batches"] = partial(_batches, data.batches)
+    if data.arrived:
+        arrived = partial(_stacked, data.arrived, data.wire_window, streams)
+        plots["arrived"] = partial(arrived, relative=data.wire_relative)
+    if any(line.tokens > 1 for line in data.lags_over_time):
+        plots["lag"] = partial(_lags, data.lags_over_time, data.lags)
+    return [_render(name, draw) for name, draw in plots.items()]
 
 
 # -- each plot ---------------------------------------------------------------------
@@ -152,20 +137,19 @@ def _stacked(
     by_series = _series(((c.stream, c.start, c.rows) for c in counts), colours)
     figure, (axes,) = _make_panels(form, 1, height=3.4)
     starts = sorted({start for counter in by_series.values() for start in counter})
-    base = [0] * len(starts)
+    base = Counter[int]()
     for name, counter in by_series.items():
-        heights = [counter[start] for start in starts]
         axes.bar(
             [start / _DAY for start in starts],
-            heights,
+            [counter[start] for start in starts],
             width=0.92 * window_s / _DAY,
-            bottom=base,
+            bottom=[base[start] for start in starts],
             align="edge",
             label=name,
             color=_colour_of(name, colours),
             linewidth=0,
         )
-        base = [low + high for low, high in zip(base, heights, strict=True)]
+        base += counter
     axes.set_ylabel(f"rows in {duration(window_s * 1000)}")
     _use_time(form, axes, relative=relative)
     _add_legend(figure, [axes], form)
@@ -204,21 +188,20 @@ def _shares(totals: Rows, writers: Sequence[str], form: Form) -> Figure:
     streams = [name for name, _ in rows.most_common(_MAX_BARS)][::-1]
     figure, (axes,) = _make_panels(form, 1, height=0.9 + 0.3 * len(streams))
     offsets = range(len(streams))
-    left = [0.0] * len(streams)
+    left = Counter[str]()
     shown = (total for total in totals if total.stream in streams)
     by_writer = _series(((t.instance_name, t.stream, t.rows) for t in shown), writers)
     for name, of_writer in by_writer.items():
-        widths = [100 * of_writer[stream] / rows[stream] for stream in streams]
         axes.barh(
             offsets,
-            widths,
-            left=left,
+            [100 * of_writer[stream] / rows[stream] for stream in streams],
+            left=[100 * left[stream] / rows[stream] for stream in streams],
             height=0.7,
             label=name,
             color=_colour_of(name, writers),
             edgecolor="white",
         )
-        left = [low + width for low, width in zip(left, widths, strict=True)]
+        left += of_writer
     axes.set_yticks(offsets, streams)
     axes.set_xlim(0, 100)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0f} %"))
