@@ -90,6 +90,7 @@ LINE_COLUMNS: Final = (
 _KEYS: Final = ("instance_name", "stream_id", "row_index")
 
 
+@spark_errors_shortened()
 def run_audit(
     settings: PipelineSettings,
     *,
@@ -108,22 +109,21 @@ def run_audit(
     :raises PipelineError: if the database, a recording or the archive cannot be read,
         or ``out`` cannot be written.
     """
-    with spark_errors_shortened():
-        with read_transaction(settings.conninfo):
-            pass
-        with (
-            JobProgress(sys.stderr, AUDIT_STEPS) as progress,
-            lazy_session(
-                "synapse-replication audit", master=master, progress=progress
-            ) as spark,
-        ):
-            findings = audited(
-                settings,
-                recordings=recordings,
-                archive=None if archive is None else open_snapshot(archive),
-                spark=spark,
-                begin=progress.begin,
-            )
+    with read_transaction(settings.conninfo):
+        pass
+    with (
+        JobProgress(sys.stderr, AUDIT_STEPS) as progress,
+        lazy_session(
+            "synapse-replication audit", master=master, progress=progress
+        ) as spark,
+    ):
+        findings = audited(
+            settings,
+            recordings=recordings,
+            archive=None if archive is None else open_snapshot(archive),
+            spark=spark,
+            begin=progress.begin,
+        )
     # Spark has stopped, so the process ends soon after the last line.
     if out is not None:
         write_findings(findings, out)

@@ -31,6 +31,7 @@ from synapse_replication.pipeline.workspace import load, open_workspace
 _STEPS: Final = 2
 
 
+@spark_errors_shortened()
 def run_report(
     settings: PipelineSettings | None,
     out: str,
@@ -61,7 +62,6 @@ def run_report(
     given = None if findings is None else read_findings(findings)
     audits = settings is not None and findings is None and with_audit
     with (
-        spark_errors_shortened(),
         JobProgress(sys.stderr, _STEPS + AUDIT_STEPS * audits) as progress,
         lazy_session(
             "synapse-replication report", master=master, progress=progress
