@@ -23,9 +23,11 @@ from tests.pipeline.shared_session import shared_session
 
 _DOCS = Path(__file__).parents[2] / "docs"
 
-#: Hints in errors, types of columns, and tables that no user sees.
+#: Hints in errors, settings of reads, types of columns, and tables that no user sees.
 _INTERNAL = (
     "hints.csv",
+    "source/parameters.csv",
+    "source/settings.csv",
     "columns/types.csv",
     "columns/sightings.csv",
     "columns/ids.csv",

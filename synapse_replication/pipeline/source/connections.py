@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 import psycopg2
 from psycopg2.extensions import connection, cursor
 
+from synapse_replication.data_files import read_table
 from synapse_replication.errors import PipelineError
 from synapse_replication.storage.queries import literal
 
@@ -29,50 +31,18 @@ _PLAN_TIMEOUT = 60
 #: is long, because Spark may read slowly.
 READ_TIMEOUT = 3600
 
-#: Most queries are index scans, for which parallel workers and JIT compilation would
-#: cost more than they save. Waiting for locks is limited. The memory is usually enough
-#: to sort the rows of a part and their joined details.
-_SETTINGS: Mapping[str, str] = {
-    "transaction_read_only": "on",
-    "work_mem": "128MB",
-    "lock_timeout": "30s",
-    "jit": "off",
-    "max_parallel_workers_per_gather": "0",
-    "standard_conforming_strings": "on",
+#: The server's settings for reading.
+_SETTINGS: Final = read_table(Path(__file__).with_name("settings.csv"))
+
+#: How tasks get libpq's parameters. Those that are *inherited* apply to tasks, too, if
+#: they come from the environment, a service file or a URI. Those that are *resolved*
+#: are replaced by what the connection uses. Others, such as those of newer versions,
+#: are used only if a configuration has them: they may be unknown to the libpq in the
+#: tasks' driver.
+_IN_TASKS: Final = {
+    row["Parameter"]: row["In tasks"]
+    for row in read_table(Path(__file__).with_name("parameters.csv"))
 }
-
-# With these plan types disabled, the server reads a range in the order of an index. The
-# planner may estimate that they are cheaper, but they read the whole table for each
-# range, or sort on disk.
-_WALK_INDEXES = ("enable_seqscan", "enable_bitmapscan", "enable_hashagg")
-
-
-#: libpq's parameters that tasks use, too, if they come from the environment, a service
-#: file or a URI. Others, such as those of newer versions, may be unknown to the libpq
-#: in the tasks' driver.
-_INHERITED = (
-    "options",
-    "sslmode",
-    "sslcert",
-    "sslkey",
-    "sslrootcert",
-    "sslcrl",
-    "channel_binding",
-    "gssencmode",
-    "krbsrvname",
-)
-
-# These are replaced by what the connection uses.
-_RESOLVED = (
-    "service",
-    "passfile",
-    "host",
-    "hostaddr",
-    "port",
-    "dbname",
-    "user",
-    "password",
-)
 
 
 def describe(conninfo: Mapping[str, Any]) -> str:
@@ -100,8 +70,8 @@ def resolved_conninfo(
     info = opened.info
     used = info.dsn_parameters
     found = {
-        **{name: used[name] for name in _INHERITED if used.get(name)},
-        **{name: conninfo[name] for name in conninfo if name not in _RESOLVED},
+        **{n: v for n, v in used.items() if v and _IN_TASKS.get(n) == "inherited"},
+        **{n: v for n, v in conninfo.items() if _IN_TASKS.get(n) != "resolved"},
         "host": info.host,
         "port": str(info.port),
         "dbname": info.dbname,
@@ -202,13 +172,11 @@ def settings_sql(timeout: float, *, walk_indexes: bool) -> str:
     :param timeout: the statement timeout, in s.
     :param walk_indexes: see :func:`read_transaction`.
     """
-    settings = {
-        **_SETTINGS,
-        "statement_timeout": str(int(timeout * 1000)),
-        **dict.fromkeys(_WALK_INDEXES, "off" if walk_indexes else "on"),
-    }
-    calls = (
-        f"set_config({literal(name)}, {literal(value)}, true)"
-        for name, value in settings.items()
-    )
+    other_plans = "off" if walk_indexes else "on"
+    calls = []
+    for row in _SETTINGS:
+        value = row["Value"].format(
+            timeout_ms=int(timeout * 1000), other_plans=other_plans
+        )
+        calls.append(f"set_config({literal(row['Setting'])}, {literal(value)}, true)")
     return f"SELECT {', '.join(calls)}"
