@@ -10,11 +10,13 @@ import io
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final, TextIO
 
 import attrs
 import pyarrow as pa
+from jinja2 import Environment
 from pyarrow import parquet
 
 from synapse_replication.data_files import read_table
@@ -187,41 +189,17 @@ def print_findings(findings: Sequence[AuditFinding], out: TextIO) -> Counts:
     At most MAX_SHOWN errors and as many warnings are printed; all are counted.
     """
     counts = Counter(finding.severity for finding in findings)
-    for severity in (Severity.ERROR, Severity.WARNING):
-        for finding in [f for f in findings if f.severity is severity][:MAX_SHOWN]:
-            _print_finding(finding, out)
-        if counts[severity] > MAX_SHOWN:
-            out.write(
-                f"(more {severity.value}s are in the output of --out and --json)\n"
-            )
     notes = {(k, s or "-"): found for (k, s), found in notes_of(findings).items()}
-    if notes:
-        out.write("Normal in a healthy deployment:\n")
-        width = max(len(kind) for kind, _ in notes)
-        for (kind, stream), found in sorted(notes.items()):
-            affected = sum(finding.count for finding in found)
-            out.write(
-                f"  {kind:<{width}}  {printable(stream)}: findings: {len(found)}; "
-                f"affected rows, ids or lines: {affected}\n"
-            )
-    out.write(
-        f"{counts[Severity.ERROR]} errors, {counts[Severity.WARNING]} warnings, "
-        f"{counts[Severity.INFO]} notes\n"
+    environment = Environment(trim_blocks=True, keep_trailing_newline=True)
+    environment.filters["printable"] = printable
+    template = Path(__file__).with_name("findings.txt").read_text("utf-8")
+    text = environment.from_string(template).render(
+        findings=findings,
+        notes=sorted(notes.items(), key=itemgetter(0)),
+        width=max((len(kind) for kind, _ in notes), default=0),
+        counts={severity.value: counts[severity] for severity in Severity},
+        max_shown=MAX_SHOWN,
+        max_evidence=_MAX_EVIDENCE,
     )
+    out.write(text)
     return counts
-
-
-def _print_finding(finding: AuditFinding, out: TextIO) -> None:
-    where = [finding.stream, finding.instance_name]
-    first, last = finding.first_token, finding.last_token
-    if first is not None:
-        where.append(str(first) if first == last else f"{first}-{last}")
-    location = " ".join(str(part) for part in where if part is not None)
-    evidence = finding.evidence
-    if len(evidence) > _MAX_EVIDENCE:
-        evidence = evidence[:_MAX_EVIDENCE] + " ..."
-    out.write(
-        f"{finding.severity.value.upper()} {finding.kind} {printable(location)}\n"
-        f"  {printable(finding.message)}\n"
-        f"  evidence: {printable(evidence)}\n"
-    )
