@@ -34,14 +34,6 @@ _INSTALL = (
     "folder of the new one"
 )
 
-_WRAPPER = """#!/bin/sh
-for argument; do
-    shift
-    [ "$argument" = --add-modules=jdk.incubator.vector ] || set -- "$@" "$argument"
-done
-exec {java} "$@"
-"""
-
 
 def check_java() -> int:
     """Find the Java that Spark will start, and return its major version.
@@ -105,6 +97,7 @@ def _make_home(java: str) -> str:
     atexit.register(shutil.rmtree, home, ignore_errors=True)
     (home / "bin").mkdir()
     wrapper = home / "bin" / "java"
-    wrapper.write_text(_WRAPPER.format(java=shlex.quote(java)))
+    script = Path(__file__).with_name("java.sh").read_text()
+    wrapper.write_text(script.format(java=shlex.quote(java)))
     wrapper.chmod(0o755)
     return str(home)
