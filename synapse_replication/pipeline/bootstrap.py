@@ -33,7 +33,6 @@ from synapse_replication.storage.consistency import (
     StreamState,
 )
 from synapse_replication.storage.schema import DELTAS
-from synapse_replication.streams.id_column import IdColumn
 from synapse_replication.streams.writer_positions import FIRST_POSITION
 
 # -- the plan ----------------------------------------------------------------------
@@ -325,18 +324,9 @@ def read_farthest(cursor: Any, states: Iterable[StreamState]) -> Iterator[Found]
     for state in states:
         for column in state.stream.tables:
             if column.table in state.farthest:
-                cursor.execute(_farthest_sql(column, negative=state.stream.negative))
-                for writer, token in cursor.fetchall():
-                    if token is not None:
-                        yield state.name, column.table, writer, token
-
-
-def _farthest_sql(column: IdColumn, *, negative: bool) -> str:
-    id_, table = map(queries.identifier, (column.id_column, column.table))
-    greatest = f"-min({id_})" if negative else f"max({id_})"
-    source = f"FROM {table} WHERE {id_} {'<' if negative else '>'} 0"
-    if column.writer_column is None:
-        # If the id is indexed, the server looks up its greatest value.
-        return f"SELECT NULL, {greatest} {source}"
-    writer = queries.identifier(column.writer_column)
-    return f"SELECT {writer}, {greatest} {source} GROUP BY 1"
+                of_writers = column.writer_column is not None
+                name = "farthest_ids_by_writer" if of_writers else "farthest_id"
+                cursor.execute(queries.for_table(name, column, state.stream.negative))
+                for writer, id_ in cursor.fetchall():
+                    if id_ is not None:
+                        yield state.name, column.table, writer, state.stream.sign * id_

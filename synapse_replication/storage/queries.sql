@@ -129,6 +129,16 @@ SELECT {id} FROM {table} LIMIT 0
 -- Select the id that is farthest from zero. Needs an index on the id.
 SELECT {farthest}({id}) FROM {table}
 
+-- name: farthest_id
+-- Select null, and the id of the stream's sign that is farthest from zero. If the id is
+-- indexed, the server looks it up.
+SELECT NULL, {farthest}({id}) FROM {table} WHERE {id} {further} 0
+
+-- name: farthest_ids_by_writer
+-- Select each writer that has rows, and null for rows without one, with the id of the
+-- stream's sign that is farthest from zero. Reads the whole table.
+SELECT {writer}, {farthest}({id}) FROM {table} WHERE {id} {further} 0 GROUP BY 1
+
 -- name: greatest_ids_of_writers
 -- Select each of ``writers`` with its id that is farthest from zero. A writer without
 -- rows has null. Needs an index on writer and id.
