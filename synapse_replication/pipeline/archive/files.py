@@ -100,21 +100,17 @@ class DayWriter:
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Write each row to the file of its day."""
-        if not batch.num_rows:
-            return
         days = batch.column(self._time_column).cast(pa.date32())
         years = pc.year(days)
         is_day = pc.and_(
             pc.greater_equal(years, _YEARS[0]), pc.less_equal(years, _YEARS[1])
         )
         days = pc.if_else(pc.fill_null(is_day, False), days, pa.scalar(self._today))
-        found = pc.min_max(days)
-        first, last = found["min"].as_py(), found["max"].as_py()
-        if first == last:
-            self._file(first, batch.schema).write_batch(batch)
-            return
-        for day in sorted(pc.unique(days).to_pylist()):
-            rows = batch.filter(pc.equal(days, pa.scalar(day)))
+        found = sorted(pc.unique(days).to_pylist())
+        for day in found:
+            rows = batch
+            if len(found) > 1:
+                rows = batch.filter(pc.equal(days, pa.scalar(day)))
             self._file(day, batch.schema).write_batch(rows)
 
     def close(self) -> list[WrittenFile]:
