@@ -161,23 +161,24 @@ class Snapshot:
     def typed_rows(self, stream: str) -> Scan:
         """Return the rows of a stream with the columns of its table."""
         schema = self.schemas[stream]
-        return self._scan(self.files_of(stream), _unchanged, schema, schema)
+        return self._scan(self.files_of(stream), None, schema, schema)
 
     def wire(self, *columns: str) -> Scan:
         """Return the recorded commands, with some columns of ARCHIVED_WIRE_SCHEMA."""
         schema = pa.schema([ARCHIVED_WIRE_SCHEMA.field(name) for name in columns])
-        return self._scan(self.wire_files, _unchanged, schema, schema)
+        return self._scan(self.wire_files, None, schema, schema)
 
     def _scan(
         self,
         files: Sequence[ArchivedFile],
-        convert: _Convert,
+        convert: _Convert | None,
         result: pa.Schema,
         schema: pa.Schema | None = None,
         condition: pc.Expression | None = None,
     ) -> Scan:
-        """Return the rows of files, converted.
+        """Return the rows of files.
 
+        :param convert: ``None`` to leave the batches as they are.
         :param schema: the columns to read, which are null in files that lack them;
             ``None`` for all columns of the stream's table.
         """
@@ -191,7 +192,7 @@ class Snapshot:
                 dataset = dataset_of(store, file, columns)
                 # Small buffers suffice, because files are read one by one.
                 for batch in dataset.to_batches(filter=condition, batch_readahead=2):
-                    yield convert(file, batch)
+                    yield convert(file, batch) if convert else batch
 
         return Scan(result, grouped(files), read, sum(file.row_count for file in files))
 
@@ -256,10 +257,6 @@ def _table_of(stream: str, schema: pa.Schema) -> DatabaseTable:
             columns.append(Column(field.name, type_))
     names = tuple(column.name for column in columns)
     return DatabaseTable(stream, tuple(columns), ((None, names),))
-
-
-def _unchanged(file: ArchivedFile, batch: pa.RecordBatch) -> pa.RecordBatch:
-    return batch
 
 
 def _with_stream(file: ArchivedFile, batch: pa.RecordBatch) -> pa.RecordBatch:
