@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from types import MappingProxyType
 from typing import Annotated, Any
 
-import attrs
 import msgspec
 
 from synapse_replication.errors import PipelineError, excerpt
@@ -25,17 +23,7 @@ _MAX_ID = 2**63 - 1
 _Id = Annotated[int, msgspec.Meta(ge=0, le=_MAX_ID)]
 
 
-class _Position(msgspec.Struct, forbid_unknown_fields=True):
-    minimum: _Id = 0
-    writers: dict[str, _Id] = {}
-
-
-def _freeze(writers: Mapping[str, int]) -> Mapping[str, int]:
-    return MappingProxyType(dict(sorted(writers.items())))
-
-
-@attrs.frozen
-class StreamOffset:
+class StreamOffset(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The position up to which each writer of a stream has been read.
 
     Unlike a :class:`~synapse_replication.streams.tokens.MultiWriterStreamToken`, it can
@@ -46,18 +34,13 @@ class StreamOffset:
     :ivar writers: the positions of known writers.
     """
 
-    minimum: int = 0
-    writers: Mapping[str, int] = attrs.field(
-        factory=dict, converter=_freeze, hash=False
-    )
-
-    def __reduce__(self) -> tuple[type, tuple[int, dict[str, int]]]:
-        return type(self), (self.minimum, dict(self.writers))
+    minimum: _Id = 0
+    writers: Mapping[str, _Id] = {}
 
     @classmethod
     def of_token(cls, token: MultiWriterStreamToken) -> StreamOffset:
         """Convert a token."""
-        return cls(token.stream, token.instance_map)
+        return cls(token.stream, dict(token.instance_map))
 
     @property
     def furthest(self) -> int:
@@ -112,7 +95,7 @@ class StreamOffset:
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON value, with sorted keys."""
-        return {"minimum": self.minimum, "writers": dict(self.writers)}
+        return {"minimum": self.minimum, "writers": dict(sorted(self.writers.items()))}
 
     @classmethod
     def from_json(cls, value: Any) -> StreamOffset:
@@ -121,15 +104,13 @@ class StreamOffset:
         :raises PipelineError: if the value is not a position.
         """
         try:
-            found = msgspec.convert(value, _Id | _Position)
+            found = msgspec.convert(value, _Id | StreamOffset)
         except msgspec.ValidationError:
             raise PipelineError(
                 f"{excerpt(json.dumps(value))} is not a position; write a number of "
                 '0 or more, or an object like {"minimum": 5, "writers": {"master": 7}}'
             ) from None
-        if isinstance(found, int):
-            return cls(found)
-        return cls(found.minimum, found.writers)
+        return cls(found) if isinstance(found, int) else found
 
 
 def offsets_to_json(offsets: Mapping[str, StreamOffset]) -> dict[str, Any]:
