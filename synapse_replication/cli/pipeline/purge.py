@@ -5,16 +5,13 @@ from __future__ import annotations
 import datetime
 import json
 import sys
-from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
 from synapse_replication.cli.common import command
 from synapse_replication.cli.pipeline.options import archive_option, json_option
 from synapse_replication.text import counted
-
-if TYPE_CHECKING:
-    from synapse_replication.pipeline.archive.purges import OldDay
 
 
 @command("purge", "pipeline purge --archive /srv/archive --before 2026-01-31 --dry-run")
@@ -46,7 +43,8 @@ def purge_command(
         progress.begin("open the archive")
         days = purge_archive(archive, before.date(), progress, dry_run=dry_run)
     if as_json:
-        click.echo(json.dumps({"purged": not dry_run, "days": _describe(days)}))
+        described = msgspec.to_builtins(days)
+        click.echo(json.dumps({"purged": not dry_run, "days": described}))
         return
     for day in days:
         click.echo(
@@ -62,15 +60,3 @@ def purge_command(
         click.echo(f"would be removed: {what}; nothing was changed (--dry-run)")
     else:
         click.echo(f"removed: {what}")
-
-
-def _describe(days: list[OldDay]) -> list[dict[str, Any]]:
-    return [
-        {
-            "stream": day.stream,
-            "day": day.day.isoformat(),
-            "rows": day.rows,
-            "bytes": day.size,
-        }
-        for day in days
-    ]

@@ -21,6 +21,7 @@ import attrs
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable
 from deltalake.exceptions import CommitFailedError, DeltaError
+from msgspec import Struct
 
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.archive.damage import (
@@ -51,9 +52,8 @@ _ENDS: Final = [("stream_id", "min"), ("stream_id", "max")]
 _LOW, _HIGH = "stream_id_min", "stream_id_max"
 
 
-@attrs.frozen
-class OldDay:
-    """A day whose rows are to be removed from a table.
+class OldDay(Struct, frozen=True, rename={"size": "bytes"}):
+    """A day whose rows are to be removed from a table; also its form in JSON.
 
     :ivar stream: the name of the stream; ``None`` for the table of recorded
         commands.
