@@ -11,10 +11,10 @@ import datetime
 import io
 import re
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import attrs
 import matplotlib as mpl
@@ -96,16 +96,11 @@ _MAX_PANELS = 6
 _MAX_LAG_PANELS = 4
 _MAX_BARS = 12
 
-_Key = TypeVar("_Key", bound=Hashable)
-
 
 def draw_plots(data: ReportData) -> list[Plot]:
     """Draw all plots for which there is data."""
-    streams = _top(
-        _sum((t.stream, t.rows) for t in data.totals)
-        + _sum((c.stream, c.rows) for c in data.arrived)
-    )
-    writers = _top(_sum((t.instance_name, t.rows) for t in data.totals))
+    streams = _top(_sum(data.totals, "stream") + _sum(data.arrived, "stream"))
+    writers = _top(_sum(data.totals, "instance_name"))
     plots: dict[str, Draw] = {}
     if data.over_time:
         rows = data.over_time, data.rows_window
@@ -134,7 +129,7 @@ def _stacked(
     *,
     relative: bool = False,
 ) -> Figure:
-    by_series = _series(((c.stream, c.start, c.rows) for c in counts), colours)
+    by_series = _series(counts, "stream", "start", colours)
     figure, (axes,) = _make_panels(form, 1, height=3.4)
     starts = sorted({start for counter in by_series.values() for start in counter})
     base = Counter[int]()
@@ -157,7 +152,7 @@ def _stacked(
 
 
 def _writers(counts: Rows, window_s: int, writers: Sequence[str], form: Form) -> Figure:
-    rows = _sum((count.stream, count.rows) for count in counts)
+    rows = _sum(counts, "stream")
     streams = [name for name, _ in rows.most_common(_MAX_PANELS)]
     figure, panels = _make_panels(form, len(streams), height=2.1, share_x=True)
     starts = sorted({count.start for count in counts})
@@ -165,9 +160,7 @@ def _writers(counts: Rows, window_s: int, writers: Sequence[str], form: Form) ->
     steps = range(starts[0], starts[-1] + window_s, window_s)
     for axes, stream in zip(panels, streams, strict=True):
         of_stream = (count for count in counts if count.stream == stream)
-        by_writer = _series(
-            ((c.instance_name, c.start, c.rows) for c in of_stream), writers
-        )
+        by_writer = _series(of_stream, "instance_name", "start", writers)
         for name, counter in by_writer.items():
             axes.plot(
                 [step / _DAY for step in steps],
@@ -184,13 +177,13 @@ def _writers(counts: Rows, window_s: int, writers: Sequence[str], form: Form) ->
 
 
 def _shares(totals: Rows, writers: Sequence[str], form: Form) -> Figure:
-    rows = _sum((total.stream, total.rows) for total in totals)
+    rows = _sum(totals, "stream")
     streams = [name for name, _ in rows.most_common(_MAX_BARS)][::-1]
     figure, (axes,) = _make_panels(form, 1, height=0.9 + 0.3 * len(streams))
     offsets = range(len(streams))
     left = Counter[str]()
     shown = (total for total in totals if total.stream in streams)
-    by_writer = _series(((t.instance_name, t.stream, t.rows) for t in shown), writers)
+    by_writer = _series(shown, "instance_name", "stream", writers)
     for name, of_writer in by_writer.items():
         axes.barh(
             offsets,
@@ -213,7 +206,7 @@ def _shares(totals: Rows, writers: Sequence[str], form: Form) -> Figure:
 def _batches(batches: Rows, form: Form) -> Figure:
     # Omit a stream in which each token has exactly one row.
     shown = [batch for batch in batches if batch.largest > 1]
-    tokens = _sum((batch.stream, batch.tokens) for batch in shown)
+    tokens = _sum(shown, "stream", "tokens")
     streams = [name for name, _ in tokens.most_common(_MAX_PANELS)]
     figure, panels = _make_panels(form, len(streams), height=1.9)
     for axes, stream in zip(panels, streams, strict=True):
@@ -266,23 +259,26 @@ def _lags(lags: Rows, whole: Rows, form: Form) -> Figure:
 
 
 def _series(
-    items: Iterable[tuple[str, _Key, int]], known: Sequence[str]
-) -> dict[str, Counter[_Key]]:
-    """Sum numbers by series and key.
+    rows: Iterable[Any], series: str, key: str, known: Sequence[str]
+) -> dict[str, Counter[Any]]:
+    """Sum the numbers of rows by series and key.
 
-    :param items: the series, the key, and the number.
+    :param series: the column with the series.
+    :param key: the column with the key.
     :param known: the series in order; all others are one series.
     """
-    found: dict[str, Counter[_Key]] = {name: Counter() for name in (*known, OTHERS)}
-    for name, key, number in items:
-        found[name if name in known else OTHERS][key] += number
+    found: dict[str, Counter[Any]] = {name: Counter() for name in (*known, OTHERS)}
+    for row in rows:
+        name = getattr(row, series)
+        found[name if name in known else OTHERS][getattr(row, key)] += row.rows
     return {name: counter for name, counter in found.items() if counter}
 
 
-def _sum(pairs: Iterable[tuple[str, int]]) -> Counter[str]:
+def _sum(rows: Iterable[Any], name: str, number: str = "rows") -> Counter[str]:
+    """Sum the numbers in a column of rows by the names in another one."""
     summed: Counter[str] = Counter()
-    for name, number in pairs:
-        summed[name] += number
+    for row in rows:
+        summed[getattr(row, name)] += getattr(row, number)
     return summed
 
 
