@@ -18,6 +18,7 @@ from __future__ import annotations
 import enum
 import functools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, Final
 
 import numpy as np
@@ -172,11 +173,7 @@ def notable_ids(
 
     total = sum(scan.ids for scan in stored)
     if total <= FEW_ROWS:
-        yield from choose(
-            batch
-            for batches in (*(scan.batches() for scan in stored), sent)
-            for batch in batches
-        )
+        yield from choose(chain(*(scan.batches() for scan in stored), sent))
         return
     from pyspark.sql.pandas.types import from_arrow_schema
 
@@ -276,8 +273,7 @@ def _numbered(writers: pa.ChunkedArray) -> tuple[pa.Array, _Array]:
         encoded = encoded.combine_chunks()
     order = pc.array_sort_indices(encoded.dictionary)
     # The last entry is for null.
-    rank = np.full(len(order) + 1, -1, dtype=np.int32)
-    rank[order.to_numpy()] = np.arange(len(order))
+    rank = np.append(np.argsort(order), -1).astype(np.int32)
     indices = pc.fill_null(encoded.indices, -1).to_numpy(zero_copy_only=False)
     return encoded.dictionary.take(order), rank[indices]
 
