@@ -77,7 +77,7 @@ LINE_COLUMNS: Final = tuple(
 Rows = Sequence[Any]
 
 
-@attrs.frozen(kw_only=True)
+@attrs.define(kw_only=True)
 class ReportData:
     """The contents of a report. The rows are those of the queries.
 
@@ -141,25 +141,24 @@ def collect_report(
     :param identify: whether to show the names of rooms and users.
     :raises PipelineError: if there would be too many windows.
     """
-    found: dict[str, Any] = {}
+    data = ReportData(
+        made=datetime.datetime.now(datetime.timezone.utc),
+        sources=sources,
+        identified=identify,
+        has_wire=has_wire,
+    )
     workspace.execute(QUERIES["window_of"])
     if has_rows:
-        found |= _count_rows(workspace, window_s)
+        _count_rows(workspace, data, window_s)
     if has_wire:
-        found |= _count_lines(workspace, window_s)
+        _count_lines(workspace, data, window_s)
     table = "rows" if has_rows else "arrived"
     workspace.execute(f"CREATE VIEW mentioned AS FROM {table}")
     hot = _fetch(workspace, "hottest", limit=MAX_HOT)
+    data.hottest = hot if identify else hide_names(hot, secrets.token_bytes(32))
     if findings is not None:
-        found |= _count_findings(findings)
-    return ReportData(
-        made=datetime.datetime.now(datetime.timezone.utc),
-        sources=sources,
-        hottest=hot if identify else hide_names(hot, secrets.token_bytes(32)),
-        identified=identify,
-        has_wire=has_wire,
-        **found,
-    )
+        _count_findings(findings, data)
+    return data
 
 
 def _fetch(workspace: duckdb.DuckDBPyConnection, name: str, **parameters: Any) -> Rows:
@@ -168,45 +167,37 @@ def _fetch(workspace: duckdb.DuckDBPyConnection, name: str, **parameters: Any) -
 
 
 def _count_rows(
-    workspace: duckdb.DuckDBPyConnection, window_s: int | None
-) -> dict[str, Any]:
+    workspace: duckdb.DuckDBPyConnection, data: ReportData, window_s: int | None
+) -> None:
     workspace.execute(QUERIES["counts"])
     (span,) = _fetch(workspace, "written")
-    window = _window(window_s, span.first, span.last)
-    return {
-        "totals": _fetch(workspace, "totals"),
-        "batches": _fetch(workspace, "batches"),
-        "rows_window": window,
-        "over_time": _fetch(workspace, "over_time", window=window),
-    }
+    data.rows_window = _window(window_s, span.first, span.last)
+    data.totals = _fetch(workspace, "totals")
+    data.batches = _fetch(workspace, "batches")
+    data.over_time = _fetch(workspace, "over_time", window=data.rows_window)
 
 
 def _count_lines(
-    workspace: duckdb.DuckDBPyConnection, window_s: int | None
-) -> dict[str, Any]:
+    workspace: duckdb.DuckDBPyConnection, data: ReportData, window_s: int | None
+) -> None:
     (span,) = _fetch(workspace, "span")
-    relative = span.first is None
-    if relative:
+    data.wire_relative = span.first is None
+    if data.wire_relative:
         workspace.execute(QUERIES["since_beginning"])
         (span,) = _fetch(workspace, "span")
-    window = _window(window_s, span.first, span.last)
+    window = data.wire_window = _window(window_s, span.first, span.last)
     workspace.execute(_macros())
     workspace.execute(QUERIES["arrived"])
     workspace.execute(QUERIES["late"])
-    if relative:
+    if data.wire_relative:
         workspace.execute("DELETE FROM late")
+    data.arrived = _fetch(workspace, "arrived_over_time", window=window)
     lags = _fetch(workspace, "lags", window=window)
-    events = _fetch(workspace, "events", limit=MAX_EVENTS)
-    return {
-        "wire_window": window,
-        "wire_relative": relative,
-        "arrived": _fetch(workspace, "arrived_over_time", window=window),
-        "lags": [lag for lag in lags if lag.start is None],
-        "lags_over_time": [lag for lag in lags if lag.start is not None],
-        "events": events,
-        "event_count": events[0].total if events else 0,
-        "commands": _fetch(workspace, "commands"),
-    }
+    data.lags = [lag for lag in lags if lag.start is None]
+    data.lags_over_time = [lag for lag in lags if lag.start is not None]
+    data.events = _fetch(workspace, "events", limit=MAX_EVENTS)
+    data.event_count = data.events[0].total if data.events else 0
+    data.commands = _fetch(workspace, "commands")
 
 
 def _macros() -> str:
@@ -226,23 +217,21 @@ def _macros() -> str:
     return " ".join(statements)
 
 
-def _count_findings(findings: Sequence[AuditFinding]) -> dict[str, Any]:
+def _count_findings(findings: Sequence[AuditFinding], data: ReportData) -> None:
     findings = worst_first(findings)
     faults = [each for each in findings if each.severity is not Severity.INFO]
-    return {
-        "findings": faults[:MAX_FINDINGS],
-        "notes": [
-            SimpleNamespace(
-                kind=kind,
-                stream=stream,
-                findings=len(found),
-                count=sum(finding.count for finding in found),
-                example=min(finding.message for finding in found),
-            )
-            for (kind, stream), found in notes_of(findings).items()
-        ],
-        "finding_count": dict(Counter(finding.severity.value for finding in findings)),
-    }
+    data.findings = faults[:MAX_FINDINGS]
+    data.notes = [
+        SimpleNamespace(
+            kind=kind,
+            stream=stream,
+            findings=len(found),
+            count=sum(finding.count for finding in found),
+            example=min(finding.message for finding in found),
+        )
+        for (kind, stream), found in notes_of(findings).items()
+    ]
+    data.finding_count = dict(Counter(finding.severity.value for finding in findings))
 
 
 def _window(
