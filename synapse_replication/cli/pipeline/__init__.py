@@ -22,7 +22,6 @@ from synapse_replication.cli.pipeline.export import export_command
 from synapse_replication.cli.pipeline.options import needs_spark
 from synapse_replication.cli.pipeline.purge import purge_command
 from synapse_replication.cli.pipeline.report import report_command
-from synapse_replication.pipeline.failures import spark_errors_shortened
 
 
 class _JobGroup(click.Group):
@@ -34,7 +33,7 @@ class _JobGroup(click.Group):
         # At its end, Python would search all objects of the large libraries for
         # cycles, which takes longer than everything else after the last line.
         atexit.register(gc.freeze)
-        with needs_spark(), spark_errors_shortened():
+        with needs_spark():
             return super().invoke(ctx)
 
 
