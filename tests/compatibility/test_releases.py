@@ -28,8 +28,11 @@ from synapse_replication.demo.deployment import (
 )
 from synapse_replication.demo.processes import wait_until_ready
 from synapse_replication.demo.script import STREAMS
-from synapse_replication.pipeline.archive.job import ArchiveSettings, run_archive
-from synapse_replication.pipeline.archive.progress import ArchiveProgress
+from synapse_replication.pipeline.archive.job import (
+    ArchiveProgress,
+    ArchiveSettings,
+    run_archive,
+)
 from synapse_replication.pipeline.settings import settings_of_config
 from synapse_replication.recordings.reader import shipped_recording
 from synapse_replication.streams.standard.registry import MAIN_INSTANCE

@@ -12,8 +12,11 @@ import duckdb
 from deltalake import DeltaTable
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.pipeline.archive.job import ArchiveSettings, run_archive
-from synapse_replication.pipeline.archive.progress import ArchiveProgress
+from synapse_replication.pipeline.archive.job import (
+    ArchiveProgress,
+    ArchiveSettings,
+    run_archive,
+)
 from synapse_replication.pipeline.settings import settings_of_dsn
 from synapse_replication.pipeline.tables import OBJECTS, standard_tables
 from tests.pipeline.audit.test_job import real_dsn

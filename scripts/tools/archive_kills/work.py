@@ -28,8 +28,11 @@ def work(folder: str, kill: Kill | None) -> None:
     :param kill: a kill at a named point; ``None`` if this process performs none.
     """
     from synapse_replication.errors import PipelineError
-    from synapse_replication.pipeline.archive.job import ArchiveSettings, run_archive
-    from synapse_replication.pipeline.archive.progress import ArchiveProgress
+    from synapse_replication.pipeline.archive.job import (
+        ArchiveProgress,
+        ArchiveSettings,
+        run_archive,
+    )
     from synapse_replication.pipeline.settings import settings_of_dsn
 
     reached: Counter[Point] = Counter()

@@ -20,8 +20,7 @@ from synapse_replication.cli.pipeline.options import (
 from synapse_replication.pipeline.settings import PipelineSettings
 
 if TYPE_CHECKING:
-    from synapse_replication.pipeline.archive.job import ArchiveSettings
-    from synapse_replication.pipeline.archive.progress import Numbers
+    from synapse_replication.pipeline.archive.job import ArchiveSettings, Numbers
 
 
 @command("archive", "pipeline archive -c homeserver.yaml --archive /srv/archive --once")
@@ -146,12 +145,11 @@ def archive_command(
 def _archive(settings: ArchiveSettings, metrics: tuple[str, int] | None) -> Numbers:
     from prometheus_client import CollectorRegistry
 
-    from synapse_replication.pipeline.archive.job import run_archive
+    from synapse_replication.pipeline.archive.job import ArchiveProgress, run_archive
     from synapse_replication.pipeline.archive.metrics import (
         ArchiveMetrics,
         serve_metrics,
     )
-    from synapse_replication.pipeline.archive.progress import ArchiveProgress
 
     registry = CollectorRegistry()
     archive_metrics = ArchiveMetrics(registry)

@@ -21,7 +21,7 @@ _SCRIPT = """
 import sys, urllib.request
 from synapse_replication.pipeline.source.frames import read_rows
 from synapse_replication.pipeline.archive.frames import read_archive
-from synapse_replication.pipeline.archive.progress import ArchiveProgress
+from synapse_replication.pipeline.archive.job import ArchiveProgress
 from synapse_replication.pipeline.archive.job import ArchiveSettings, run_archive
 from synapse_replication.pipeline.spark.session import make_session
 from synapse_replication.pipeline.tables import RowForm

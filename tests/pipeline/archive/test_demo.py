@@ -19,8 +19,11 @@ from synapse_replication.demo.deployment import DemoPlan, Deployment
 from synapse_replication.demo.display import TextScreen
 from synapse_replication.demo.script import STREAMS, read_script
 from synapse_replication.pipeline.archive.frames import read_archive
-from synapse_replication.pipeline.archive.job import ArchiveSettings, run_archive
-from synapse_replication.pipeline.archive.progress import ArchiveProgress
+from synapse_replication.pipeline.archive.job import (
+    ArchiveProgress,
+    ArchiveSettings,
+    run_archive,
+)
 from synapse_replication.pipeline.settings import settings_of_config
 from synapse_replication.recordings.reader import shipped_recording
 from synapse_replication.streams.standard.registry import MAIN_INSTANCE

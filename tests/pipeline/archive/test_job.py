@@ -23,9 +23,13 @@ from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline import scan
 from synapse_replication.pipeline.archive import job, row_archive
 from synapse_replication.pipeline.archive.frames import read_archive
-from synapse_replication.pipeline.archive.job import ArchiveSettings, run_archive
+from synapse_replication.pipeline.archive.job import (
+    ArchiveProgress,
+    ArchiveSettings,
+    Numbers,
+    run_archive,
+)
 from synapse_replication.pipeline.archive.metrics import ArchiveMetrics
-from synapse_replication.pipeline.archive.progress import ArchiveProgress, Numbers
 from synapse_replication.pipeline.archive.store import open_store
 from synapse_replication.pipeline.settings import settings_of_dsn
 from synapse_replication.pipeline.source import reading

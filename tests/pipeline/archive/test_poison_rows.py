@@ -18,8 +18,12 @@ from psycopg2 import sql
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.pipeline.archive import job
-from synapse_replication.pipeline.archive.job import ArchiveSettings, run_archive
-from synapse_replication.pipeline.archive.progress import ArchiveProgress, Numbers
+from synapse_replication.pipeline.archive.job import (
+    ArchiveProgress,
+    ArchiveSettings,
+    Numbers,
+    run_archive,
+)
 from synapse_replication.pipeline.archive.store import open_store
 from synapse_replication.pipeline.settings import settings_of_dsn
 from synapse_replication.pipeline.tables import standard_tables

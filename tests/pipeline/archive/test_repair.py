@@ -23,8 +23,11 @@ from synapse_replication.pipeline.archive.damage import (
     find_damage,
 )
 from synapse_replication.pipeline.archive.frames import read_archive
-from synapse_replication.pipeline.archive.job import ArchiveSettings, run_archive
-from synapse_replication.pipeline.archive.progress import ArchiveProgress
+from synapse_replication.pipeline.archive.job import (
+    ArchiveProgress,
+    ArchiveSettings,
+    run_archive,
+)
 from synapse_replication.pipeline.archive.repair import Repair, repair_archive
 from synapse_replication.pipeline.archive.snapshot import open_snapshot
 from synapse_replication.pipeline.archive.store import ArchiveStore, open_store

@@ -1,4 +1,4 @@
-"""Tests for :mod:`synapse_replication.pipeline.archive.progress`."""
+"""Tests for the display of :mod:`synapse_replication.pipeline.archive.job`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import io
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.pipeline.archive.progress import ArchiveProgress, Numbers
+from synapse_replication.pipeline.archive.job import ArchiveProgress, Numbers
 
 
 class Terminal(io.StringIO):
