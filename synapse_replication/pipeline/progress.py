@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final, NamedTuple, TextIO
 
 from rich.console import Console
@@ -144,9 +144,6 @@ class JobProgress(Display):
         self._step = ""
         self._failed = 0
         self._counted = self._started
-        self._stopped = threading.Event()
-        self._watcher: threading.Thread | None = None
-        self.callback(self.unwatch)
 
     def expect(self, steps: int) -> None:
         """Add steps that were unknown at the start of the job to the total."""
@@ -162,11 +159,18 @@ class JobProgress(Display):
         self._failed = 0
         self.update(self._step, self._step, "", 0, 0)
 
-    def watch(self, session: SparkSession) -> None:
-        """Start a thread that shows the tasks of a session."""
-        self._watcher = threading.Thread(target=self._watch, args=[session])
-        self._watcher.daemon = True
-        self._watcher.start()
+    @contextlib.contextmanager
+    def watching(self, session: SparkSession) -> Iterator[None]:
+        """Show the tasks of a session, from a thread, within the context."""
+        ended = threading.Event()
+        watcher = threading.Thread(target=self._watch, args=(session, ended))
+        watcher.daemon = True
+        watcher.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            watcher.join()
 
     def count(self, done: int, total: int) -> None:
         """Show the progress of the current step, in a log only at intervals.
@@ -179,12 +183,6 @@ class JobProgress(Display):
             self._counted = now
             self.show(Tasks(done, total))
 
-    def unwatch(self) -> None:
-        """Stop the thread, for instance because the session is about to end."""
-        self._stopped.set()
-        if self._watcher is not None:
-            self._watcher.join()
-
     def show(self, tasks: Tasks) -> None:
         """Show the progress of the step, and any failures since the last call."""
         if tasks.failed > self._failed:
@@ -196,7 +194,7 @@ class JobProgress(Display):
             line = f"{self._step}: {tasks.done} {self._unit} done, {left} left"
             self.update(line, self._step, self._unit, tasks.done, tasks.total)
 
-    def _watch(self, session: SparkSession) -> None:
+    def _watch(self, session: SparkSession, ended: threading.Event) -> None:
         interval = _LOG_INTERVAL if self._bar is None else _BAR_INTERVAL
-        while not self._stopped.wait(interval):
+        while not ended.wait(interval):
             self.show(tasks_of(session))

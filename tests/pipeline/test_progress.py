@@ -64,7 +64,6 @@ class JobProgressTests(SynchronousTestCase):
             progress.expect(2)
             progress.begin("receipts")
             progress.count(3, 8)
-            progress.unwatch()
             progress.show(Tasks(3, 8))
 
         self.assertIn("step 1 of 1: open the archive", out.getvalue())

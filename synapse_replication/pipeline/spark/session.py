@@ -155,8 +155,7 @@ def lazy_session(
             progress.expect(1)
             progress.begin("start Spark")
             session = stack.enter_context(job_session(app_name, master=master))
-            progress.watch(session)
-            stack.callback(progress.unwatch)
+            stack.enter_context(progress.watching(session))
             return session
 
         yield spark
