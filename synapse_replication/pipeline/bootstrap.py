@@ -19,6 +19,8 @@ import contextlib
 import enum
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import attrs
@@ -75,16 +77,14 @@ class Change:
 def check_sequences(report: ConsistencyReport, found: Iterable[Found]) -> None:
     """Verify that no sequence is behind its tables or a stored position.
 
-    :param found: the greatest token of each writer in each table.
+    :param found: the greatest token of each writer in each table, by table.
     :raises PipelineError: if a sequence is behind. The message names the sequence and
         both values.
     """
     states = {state.name: state for state in report.streams}
     behind = []
-    greatest: dict[tuple[str, str], int] = {}
-    for name, table, _, token in found:
-        greatest[name, table] = max(token, greatest.get((name, table), 0))
-    for (name, table), token in greatest.items():
+    for (name, table), rows in groupby(found, itemgetter(0, 1)):
+        token = max(token for *_, token in rows)
         stream, last = states[name].stream, states[name].sequence_value or 0
         if token > last:
             behind.append(
