@@ -109,9 +109,10 @@ class ArchiveTable:
         table = self.delta or self._create()
         self._check_batch(table)
         new = TableState(self.state.batch + 1, offset or self.state.offset)
+        now = int(time.time() * 1000)
         actions: list[Any] = [
             *(file.to_action() for file in files),
-            *map(_removal, replaced),
+            *(RemoveAction(f.path, True, now, f.size, {DAY: f.day}) for f in replaced),
         ]
         properties = commit_properties(new, recordings=recordings, adds_batch=True)
         with self._explaining_failures():
@@ -302,8 +303,3 @@ class ArchiveTable:
             f"the archive {self.uri} cannot be read or written: "
             f"{storage_error_text(error)}"
         )
-
-
-def _removal(file: ArchivedFile) -> RemoveAction:
-    now = int(time.time() * 1000)
-    return RemoveAction(file.path, True, now, file.size, {DAY: file.day})
