@@ -26,7 +26,6 @@ import attrs
 
 from synapse_replication.durable import open_private, rename_durably
 from synapse_replication.errors import ReplicationError
-from synapse_replication.recordings.reader import decompressed
 from synapse_replication.streams.rows import encode_json
 from synapse_replication.wire.commands import UserIpCommand
 
@@ -224,9 +223,12 @@ def _complete_partial(partial: Path) -> None:
         # An earlier recovery was interrupted after the rename.
         partial.unlink()
         return
-    repaired = _open(partial.with_suffix(_REPAIRED), "wb")
-    with partial.open("rb") as read, closing(repaired):
-        for line in _complete_lines(decompressed(read)):
+    with (
+        partial.open("rb") as read,
+        closing(_open(partial.with_suffix(_REPAIRED), "wb")) as repaired,
+    ):
+        file: Any = gzip.GzipFile(fileobj=read) if name.suffix == ".gz" else read
+        for line in _complete_lines(file):
             repaired.write(line)
     if repaired.size:
         rename_durably(repaired.path, name)

@@ -213,3 +213,15 @@ class CompressedFilesTests(RecordingFilesTests):
     def cuts(self, content: bytes) -> list[tuple[int, int]]:
         # Flushed data can be read although the end of the file is missing.
         return [(len(content), 3), (20, 0), (5, 0), (0, 0)]
+
+    def test_first_page_lost(self) -> None:
+        """A file whose beginning is zeros after a power failure is removed."""
+        files = self.record()
+        files.write("x", b"PING 1")
+        (name,) = self.names()
+        files.close()
+        for path in self.folder.glob("2*"):
+            path.unlink()
+        (self.folder / name).write_bytes(bytes(4096) + b"\n")
+        self.record().close()
+        self.assertEqual(self.names(), [])
