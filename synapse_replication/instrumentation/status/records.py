@@ -153,7 +153,8 @@ class WriterRecord(Struct):
                 (upto, min(at, written) if upto <= token else at)
                 for upto, at in self.undelivered
             ]
-        last, at = self.undelivered[-1] if self.undelivered else (-1, float("-inf"))
+        never = float("-inf")
+        last, at = self.undelivered[-1] if self.undelivered else (never, never)
         if token <= last:
             return
         if written < at + _ANNOUNCEMENT_INTERVAL:
