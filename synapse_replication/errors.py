@@ -302,7 +302,7 @@ class HooksNotFoundError(ReplicationError):
 class HooksOverflowError(ReplicationError):
     """Events arrived faster than they could be delivered to subscribers.
 
-    :param count: the number of events that were discarded.
+    :ivar count: the number of events that were discarded.
     """
 
     def __init__(self, count: int) -> None:
@@ -310,6 +310,7 @@ class HooksOverflowError(ReplicationError):
             f"{count} events were discarded because too many were waiting; make the "
             "callbacks do less in the reactor's thread"
         )
+        self.count = count
 
 
 class PipelineError(ReplicationError):
