@@ -346,6 +346,8 @@ class MultiWriterIdGenerator:
     def _end_unclaimed(self, request: IdRequest) -> bool:
         """Finish the ids of an abandoned request, if they have been fetched.
 
+        Thread-safe.
+
         :return: whether it finished any.
         """
         # One thread may abandon a request while another thread assigns its ids;

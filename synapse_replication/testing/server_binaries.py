@@ -64,7 +64,7 @@ def find_postgres(environ: Mapping[str, str] | None = None) -> Path:
     folder = Path(named) if named else next(installed_postgres(environ), None)
     if folder is None:
         raise ServerStartError(f"no PostgreSQL server found; {POSTGRES_HINT}")
-    if not _has_postgres(folder):
+    if named and not _has_postgres(folder):
         raise ServerStartError(
             f"SYNAPSE_REPLICATION_POSTGRES_BIN is {named}, which does not contain "
             f"the binaries postgres and initdb; {POSTGRES_HINT}"
@@ -99,7 +99,7 @@ def find_redis(environ: Mapping[str, str] | None = None) -> Path:
     path = Path(named) if named else next(installed_redis(environ), None)
     if path is None:
         raise ServerStartError(f"no Redis server found; {_REDIS_HINT}")
-    if not is_binary(path):
+    if named and not is_binary(path):
         raise ServerStartError(
             f"SYNAPSE_REPLICATION_REDIS_SERVER is {named}, which is not a binary "
             f"program; {_REDIS_HINT}"

@@ -152,7 +152,7 @@ class Deployment:
         return time.monotonic() - began
 
     def missing(self) -> tuple[int, int]:
-        """Return how many rows the journals lack, and how many they have twice."""
+        """Return how many rows the journals lack, and how many they have too many."""
         written: dict[tuple[str, int], tuple[str, int]] = {}
         with (
             contextlib.closing(psycopg2.connect(self._dsn)) as connection,
