@@ -203,6 +203,9 @@ class CompletenessReaderTests(SynchronousTestCase):
         continuously.
         """
         self.assertEqual(self.survey(continuous=True), StreamOffset(0))
+        # Backfilled rows have the other sign.
+        self.txn.execute("INSERT INTO orders VALUES (8, 'a')")
+        self.assertEqual(self.survey(continuous=True), StreamOffset(0))
         self.txn.execute("INSERT INTO orders VALUES (-3, 'a'), (-5, 'a'), (-4, 'a')")
         self.assertEqual(self.survey(continuous=False), StreamOffset(5))
         with self.assertRaisesRegex(PipelineError, "rows up to 5, but nothing in"):
