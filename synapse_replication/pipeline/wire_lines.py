@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -24,7 +24,6 @@ from synapse_replication.errors import PipelineError, RemoteProtocolError
 from synapse_replication.pipeline.scan import (
     Batches,
     Scan,
-    batched,
     grouped,
     to_batch,
 )
@@ -143,7 +142,7 @@ def _inspect(path: Path, recording: str) -> _File:
 def _read_files(files: Iterable[_File]) -> Batches:
     for each in files:
         rows = ((each.recording, *_to_row(record)) for record in _records_of(each))
-        for some in batched(rows, lambda _: 1, _BATCH_LINES):
+        while some := list(islice(rows, _BATCH_LINES)):
             yield to_batch(some, WIRE_SCHEMA)
 
 

@@ -58,7 +58,7 @@ class StreamOffset(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def naming(self, writers: Iterable[str]) -> StreamOffset:
         """Return an equal offset that contains further writers."""
-        names = {*writers, *self.writers}
+        names = sorted({*writers, *self.writers})
         return StreamOffset(self.minimum, {w: self.position(w) for w in names})
 
     def advance(self, other: StreamOffset) -> StreamOffset:
@@ -76,7 +76,7 @@ class StreamOffset(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             choose(self.minimum, other.minimum),
             {
                 writer: choose(self.position(writer), other.position(writer))
-                for writer in {*self.writers, *other.writers}
+                for writer in sorted({*self.writers, *other.writers})
             },
         )
 
