@@ -49,6 +49,7 @@ class RowWriter(Service):
                 await clock.sleep(POLL)
             if not self.running:
                 return
+            began = clock.seconds()
             name = self._streams[number % len(self._streams)]
             stream = streams[name]
             row: list[Any] = [f"row {number}"]
@@ -59,7 +60,7 @@ class RowWriter(Service):
                 await maybeDeferred(stream.write, rows)
             except Exception as error:  # noqa: BLE001 -- a server that is restarted
                 self._host.observer.failure("writing a row", error)
-            await clock.sleep(self._every)
+            await clock.sleep(max(0.0, began + self._every - clock.seconds()))
 
 
 def make_writer(host: Any, config: Mapping[str, Any]) -> RowWriter:
