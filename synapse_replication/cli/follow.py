@@ -1,7 +1,8 @@
-"""``synapse-replication follow``: prints what a deployment replicates.
+"""Filters and printers of lines for ``synapse-replication follow``.
 
-Lines are received by :mod:`synapse_replication.app.passive`. Access tokens in USER_IP
-lines are masked before the lines are filtered or printed.
+Lines are received by :mod:`synapse_replication.app.passive`; this module does no I/O
+except writing to its output and to standard error. Access tokens in USER_IP lines are
+masked before the lines are filtered or printed.
 """
 
 from __future__ import annotations
@@ -9,33 +10,22 @@ from __future__ import annotations
 import functools
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TextIO, TypeAlias
 
 import attrs
-import click
 from msgspec.structs import asdict, replace
 from rich.console import Console
 from rich.text import Text
 from twisted.logger import Logger
 
 from synapse_replication.app.passive import Follower, Output
-from synapse_replication.app.service_runner import run_service, start_logging
-from synapse_replication.cli.common import (
-    command,
-    config_option,
-    get_reactor,
-    load_or_exit,
-)
-from synapse_replication.config.process import ProcessConfig, Purpose
-from synapse_replication.config.yaml_files import hint_for
+from synapse_replication.config.process import ProcessConfig
 from synapse_replication.errors import RemoteProtocolError
 from synapse_replication.instrumentation.logs import LoggingObserver
 from synapse_replication.streams.rows import encode_json
-from synapse_replication.streams.standard.registry import STANDARD_STREAMS
 from synapse_replication.text import printable
 from synapse_replication.wire.commands import (
-    COMMANDS,
     Command,
     PositionCommand,
     RdataCommand,
@@ -95,23 +85,25 @@ class ReceivedLine:
     line: str
     name: str
     command: Command | None
-    error: str = ""
+    error: str
 
 
 def parse_line(time: float, channel: str, line: bytes) -> ReceivedLine:
     """Parse a line, and mask the access token of a USER_IP command."""
     text = line.decode("utf-8", "replace")
     name = text.split(" ", 1)[0]
+    command: Command | None = None
+    error = ""
     try:
         command = parse_command_from_line(text)
-    except RemoteProtocolError as error:
+    except RemoteProtocolError as wrong:
+        error = str(wrong)
         if name == UserIpCommand.NAME:
             text = f"{name} {_MASK}"
-        return ReceivedLine(time, channel, text, name, None, str(error))
     if isinstance(command, UserIpCommand):
         command = replace(command, access_token=_MASK)
         text = command.encode().decode()
-    return ReceivedLine(time, channel, text, name, command)
+    return ReceivedLine(time, channel, text, name, command, error)
 
 
 #: Prints one line.
@@ -242,104 +234,3 @@ def make_follower(
 
     follower = Follower(config, reactor, "follow", follow.receive, observer, finish)
     return follower
-
-
-def check_streams(names: Sequence[str], config: ProcessConfig) -> None:
-    """Check that streams of these names exist.
-
-    :raises click.BadParameter: if a name is neither that of a standard stream nor that
-        of a declared stream.
-    """
-    known = {*STANDARD_STREAMS, *config.writers}
-    for name in names:
-        if name not in known:
-            otherwise = f"the streams are {', '.join(sorted(known))}"
-            hint = hint_for(name, sorted(known), otherwise)
-            raise click.BadParameter(
-                f"there is no stream {name!r}; {hint}", param_hint="'--stream'"
-            )
-
-
-@command(
-    "follow",
-    "follow -c homeserver.yaml --stream events --command RDATA",
-    "follow -c homeserver.yaml --json | jq .command",
-    "follow -c homeserver.yaml --verify",
-)
-@config_option
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON object per line.")
-@click.option(
-    "--stream",
-    "streams",
-    multiple=True,
-    help="Print only this stream. May be repeated.",
-)
-@click.option(
-    "--writer",
-    "writers",
-    multiple=True,
-    help="Print only this writer. May be repeated.",
-)
-@click.option(
-    "--command",
-    "commands",
-    multiple=True,
-    type=click.Choice(tuple(COMMANDS), case_sensitive=False),
-    help="Print only this command. May be repeated.",
-)
-@click.option(
-    "--positions", is_flag=True, help="At the end, print each writer's position."
-)
-@click.option(
-    "--verify",
-    is_flag=True,
-    help="Instead of lines, print rows that were committed and never announced, and at "
-    "the end the totals. Needs a role of the database that may SELECT.",
-)
-@click.option(
-    "--patience",
-    type=click.FloatRange(min=5),
-    default=30.0,
-    show_default=True,
-    help="With --verify: how long a committed row may wait for its announcement, in s.",
-)
-@click.option(
-    "--metrics-port",
-    type=click.IntRange(1, 65535),
-    help="With --verify: the port of 127.0.0.1 that serves /metrics.",
-)
-def follow_command(
-    config_paths: tuple[str, ...],
-    as_json: bool,
-    streams: tuple[str, ...],
-    writers: tuple[str, ...],
-    commands: tuple[str, ...],
-    positions: bool,
-    verify: bool,
-    patience: float,
-    metrics_port: int | None,
-) -> None:
-    """Print what a running deployment replicates, without taking part in it."""
-    config = load_or_exit(config_paths, Purpose.FOLLOW)
-    check_streams(streams, config)
-    start_logging(sys.stderr)
-    reactor = get_reactor()
-    if verify:
-        from synapse_replication.cli.verify import make_meter
-
-        if writers or commands or positions:
-            raise click.UsageError(
-                "--verify takes --stream, but no --writer, --command or --positions"
-            )
-        make = functools.partial(
-            make_meter,
-            streams=streams,
-            patience=patience,
-            metrics_port=metrics_port,
-        )
-    else:
-        filters = Filters(frozenset(streams), frozenset(writers), frozenset(commands))
-        make = functools.partial(
-            make_follower, filters=filters, with_positions=positions
-        )
-    sys.exit(run_service(reactor, lambda: make(config, reactor, as_json=as_json)))

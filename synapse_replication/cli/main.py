@@ -11,6 +11,7 @@ runs, so that the other commands start fast and need fewer extras. ``synapse-rep
 
 from __future__ import annotations
 
+import functools
 import gc
 import importlib
 import os
@@ -33,6 +34,7 @@ from synapse_replication.cli.common import (
     log_option,
 )
 from synapse_replication.errors import ConfigError, ConfigProblem, ReplicationError
+from synapse_replication.wire.commands import COMMANDS
 
 if TYPE_CHECKING:
     from synapse_replication.config.process import ProcessConfig, Purpose
@@ -45,7 +47,6 @@ MIN_FILES: Final = 32
 _LAZY: Final = (
     "demo",
     "exec",
-    "follow",
     "init-db",
     "pipeline",
     "positions",
@@ -203,21 +204,41 @@ def _find_startup_problems(config: ProcessConfig) -> list[ConfigProblem]:
     from synapse_replication.app.modules import load_factories
     from synapse_replication.config.endpoints import client_endpoint, server_endpoint
 
-    problems: list[ConfigProblem] = []
-
-    def check(function: Callable[..., object], *arguments: object) -> None:
-        try:
-            function(*arguments)
-        except ConfigError as error:
-            problems.extend(error.problems)
-
     reactor = get_reactor()
-    check(load_factories, config)
-    for description in config.tcp_connect:
-        check(client_endpoint, reactor, description, config)
-    for description in config.tcp_listen:
-        check(server_endpoint, reactor, description, config)
+    checks: list[Callable[[], object]] = [lambda: load_factories(config)]
+    for make, descriptions in (
+        (client_endpoint, config.tcp_connect),
+        (server_endpoint, config.tcp_listen),
+    ):
+        checks += [
+            functools.partial(make, reactor, each, config) for each in descriptions
+        ]
+    problems: list[ConfigProblem] = []
+    for check in checks:
+        try:
+            check()
+        except ConfigError as error:
+            problems += error.problems
     return problems
+
+
+def check_streams(names: Sequence[str], config: ProcessConfig) -> None:
+    """Check that streams of these names exist.
+
+    :raises click.BadParameter: if a name is neither that of a standard stream nor that
+        of a declared stream.
+    """
+    from synapse_replication.config.yaml_files import hint_for
+    from synapse_replication.streams.standard.registry import STANDARD_STREAMS
+
+    known = {*STANDARD_STREAMS, *config.writers}
+    for name in names:
+        if name not in known:
+            otherwise = f"the streams are {', '.join(sorted(known))}"
+            hint = hint_for(name, sorted(known), otherwise)
+            raise click.BadParameter(
+                f"there is no stream {name!r}; {hint}", param_hint="'--stream'"
+            )
 
 
 def describe(config: ProcessConfig) -> list[tuple[str, str]]:
@@ -238,6 +259,96 @@ def describe(config: ProcessConfig) -> list[tuple[str, str]]:
     facts.append(("writes", ", ".join(mine) or "nothing"))
     facts.append(("follows", ", ".join(config.writers)))
     return facts
+
+
+@command(
+    "follow",
+    "follow -c homeserver.yaml --stream events --command RDATA",
+    "follow -c homeserver.yaml --json | jq .command",
+    "follow -c homeserver.yaml --verify",
+    group=cli,
+)
+@config_option
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object per line.")
+@click.option(
+    "--stream",
+    "streams",
+    multiple=True,
+    help="Print only this stream. May be repeated.",
+)
+@click.option(
+    "--writer",
+    "writers",
+    multiple=True,
+    help="Print only this writer. May be repeated.",
+)
+@click.option(
+    "--command",
+    "commands",
+    multiple=True,
+    type=click.Choice(tuple(COMMANDS), case_sensitive=False),
+    help="Print only this command. May be repeated.",
+)
+@click.option(
+    "--positions", is_flag=True, help="At the end, print each writer's position."
+)
+@click.option(
+    "--verify",
+    is_flag=True,
+    help="Instead of lines, print rows that were committed and never announced, and at "
+    "the end the totals. Needs a role of the database that may SELECT.",
+)
+@click.option(
+    "--patience",
+    type=click.FloatRange(min=5),
+    default=30.0,
+    show_default=True,
+    help="With --verify: how long a committed row may wait for its announcement, in s.",
+)
+@click.option(
+    "--metrics-port",
+    type=click.IntRange(1, 65535),
+    help="With --verify: the port of 127.0.0.1 that serves /metrics.",
+)
+def follow_command(
+    config_paths: tuple[str, ...],
+    as_json: bool,
+    streams: tuple[str, ...],
+    writers: tuple[str, ...],
+    commands: tuple[str, ...],
+    positions: bool,
+    verify: bool,
+    patience: float,
+    metrics_port: int | None,
+) -> None:
+    """Print what a running deployment replicates, without taking part in it."""
+    from synapse_replication.app.service_runner import run_service, start_logging
+    from synapse_replication.cli.follow import Filters, make_follower
+    from synapse_replication.config.process import Purpose
+
+    config = load_or_exit(config_paths, Purpose.FOLLOW)
+    check_streams(streams, config)
+    start_logging(sys.stderr)
+    reactor = get_reactor()
+    if verify:
+        from synapse_replication.cli.verify import make_meter
+
+        if writers or commands or positions:
+            raise click.UsageError(
+                "--verify takes --stream, but no --writer, --command or --positions"
+            )
+        make = functools.partial(
+            make_meter,
+            streams=streams,
+            patience=patience,
+            metrics_port=metrics_port,
+        )
+    else:
+        filters = Filters(frozenset(streams), frozenset(writers), frozenset(commands))
+        make = functools.partial(
+            make_follower, filters=filters, with_positions=positions
+        )
+    sys.exit(run_service(reactor, lambda: make(config, reactor, as_json=as_json)))
 
 
 def main() -> NoReturn:
