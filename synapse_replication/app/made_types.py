@@ -25,7 +25,8 @@ def find_made_types(factory: Callable[..., Any]) -> list[type[Any]]:
         return [factory]
     if inspect.iscoroutinefunction(factory):
         return [CoroutineType]
-    if inspect.isgeneratorfunction(factory):
+    # The source below is that of the function that a decorator wraps.
+    if inspect.isgeneratorfunction(inspect.unwrap(factory)):
         return []
     try:
         (code,) = ast.parse(textwrap.dedent(inspect.getsource(factory))).body

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import textwrap
 from types import NoneType
 from typing import Any
@@ -60,6 +61,13 @@ def yields() -> Any:
     yield 1
 
 
+def calls_next() -> Any:
+    return next(yields())
+
+
+calls_next = functools.wraps(yields)(calls_next)
+
+
 def has_inner_function() -> None:
     def inner() -> Any:
         return Sink()
@@ -88,6 +96,7 @@ class FindMadeTypesTests(SynchronousTestCase):
             returns_itself,
             returns_argument,
             yields,
+            calls_next,
             len,
         ):
             self.assertEqual(find_made_types(function), [], function)
