@@ -60,31 +60,27 @@ from synapse_replication.handlers.host_parts import (
     SyncingUsers as SyncingUsers,
     WriteNotifier as WriteNotifier,
 )
-from synapse_replication.handlers.host_values import (
-    Identity as Identity,
-    SyncingUser as SyncingUser,
-)
 from synapse_replication.handlers.interfaces import (
     BackgroundRunner as BackgroundRunner,
     Clock as Clock,
     ClosableSink as ClosableSink,
     CommandSink as CommandSink,
+    EpochSink as EpochSink,
+    Identity as Identity,
+    LateRowSink as LateRowSink,
     Notifier as Notifier,
     PositionSink as PositionSink,
     ReplicationConnection as ReplicationConnection,
     ReplicationHost as ReplicationHost,
     RowSink as RowSink,
     StreamDirectory as StreamDirectory,
+    SyncingUser as SyncingUser,
 )
 from synapse_replication.handlers.observer import (
     ReplicationObserver as ReplicationObserver,
 )
 from synapse_replication.handlers.receiving.context import (
     ReceiverOptions as ReceiverOptions,
-)
-from synapse_replication.handlers.row_sinks import (
-    EpochSink as EpochSink,
-    LateRowSink as LateRowSink,
 )
 from synapse_replication.handlers.sending.streamer import (
     ReplicationStreamer as ReplicationStreamer,

@@ -29,7 +29,7 @@ from synapse_replication.config.process import Purpose, load_config
 from synapse_replication.errors import ConfigError
 from synapse_replication.handlers.events import Discarded, DiscardReason
 from synapse_replication.handlers.host_parts import StreamTable, WriteNotifier
-from synapse_replication.handlers.host_values import Identity
+from synapse_replication.handlers.interfaces import Identity
 from synapse_replication.instrumentation.hooks import ReplicationHooks
 from synapse_replication.instrumentation.status.observer import StatusObserver
 from synapse_replication.streams.memory import MemoryStream

@@ -33,8 +33,7 @@ from synapse_replication.clock import BackgroundProcesses, ReactorClock
 from synapse_replication.handlers.events import AnnouncedBy, LinkDown, OperationFailed
 from synapse_replication.handlers.handler import ReplicationCommandHandler
 from synapse_replication.handlers.host_parts import WriteNotifier
-from synapse_replication.handlers.host_values import Identity
-from synapse_replication.handlers.interfaces import ReplicationHost
+from synapse_replication.handlers.interfaces import Identity, ReplicationHost
 from synapse_replication.handlers.observer import ReplicationObserver, handles
 from synapse_replication.handlers.sending.streamer import ReplicationStreamer
 from synapse_replication.redis.link import RedisReplicationLink

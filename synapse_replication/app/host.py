@@ -20,8 +20,12 @@ from synapse_replication.handlers.host_parts import (
     SyncingUsers,
     WriteNotifier,
 )
-from synapse_replication.handlers.host_values import Identity, SyncingUser
-from synapse_replication.handlers.interfaces import CommandSink, RowSink
+from synapse_replication.handlers.interfaces import (
+    CommandSink,
+    Identity,
+    RowSink,
+    SyncingUser,
+)
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.handlers.sending.unsent import SENDABLE
 from synapse_replication.instrumentation.hooks import ReplicationHooks

@@ -8,7 +8,7 @@ token::
 A position that advances without rows is recorded as a line without rows. For a stream
 held in memory, a line with an ``epoch`` begins an epoch of the writer; the writer's
 following rows belong to that epoch (see
-:class:`~synapse_replication.handlers.row_sinks.EpochSink`)::
+:class:`~synapse_replication.handlers.interfaces.EpochSink`)::
 
     {"stream":"typing","writer":"master","token":0,"rows":[],"epoch":"Vn3x"}
 

@@ -51,8 +51,12 @@ from synapse_replication.handlers.handler import (
     HandlerOptions,
     ReplicationCommandHandler,
 )
-from synapse_replication.handlers.host_values import Identity
-from synapse_replication.handlers.interfaces import ClosableSink, CommandSink, RowSink
+from synapse_replication.handlers.interfaces import (
+    ClosableSink,
+    CommandSink,
+    Identity,
+    RowSink,
+)
 from synapse_replication.handlers.receiving.partial_resync import PartialResync
 from synapse_replication.handlers.sending.streamer import (
     ReplicationStreamer,

@@ -4,7 +4,7 @@ The initial position of another writer is the first of these that exists:
 
 1. the position that the sink saved (its optional ``saved_positions()``); for a stream
    in memory only if the writer has not restarted since the position was saved, see
-   :class:`~synapse_replication.handlers.row_sinks.EpochSink`;
+   :class:`~synapse_replication.handlers.interfaces.EpochSink`;
 2. if the sink saved no position of the stream, the writer's position in
    ``stream_positions``: a new sink receives the rows that are written from now on. With
    the option ``fill_sink``, the beginning of the stream instead;

@@ -23,7 +23,7 @@ from twisted.internet.error import AlreadyCancelled
 
 from synapse_replication.dropin.background import BackgroundProcessPool
 from synapse_replication.dropin.host_streams import HostStream, HostStreams
-from synapse_replication.handlers.host_values import Identity, SyncingUser
+from synapse_replication.handlers.interfaces import Identity, SyncingUser
 from synapse_replication.instrumentation.hooks import ReplicationHooks
 from synapse_replication.streams.standard.registry import MAIN_INSTANCE
 from synapse_replication.wire import commands

@@ -28,8 +28,12 @@ from typing import Any, Protocol, TypeAlias
 from twisted.internet.defer import Deferred
 
 from synapse_replication.errors import StreamConfigurationError, WaitTimeoutError
-from synapse_replication.handlers.interfaces import Clock, RowSink
-from synapse_replication.handlers.row_sinks import EpochSink, LateRowSink
+from synapse_replication.handlers.interfaces import (
+    Clock,
+    EpochSink,
+    LateRowSink,
+    RowSink,
+)
 from synapse_replication.handlers.timer import Timer
 from synapse_replication.streams.between import TokenStream
 from synapse_replication.streams.stream import Stream
@@ -60,7 +64,7 @@ class ReplicationDataHandler:
 
     :param streams: the streams by name.
     :param sink: the host's own sink, which may be an
-        :class:`~synapse_replication.handlers.row_sinks.EpochSink`.
+        :class:`~synapse_replication.handlers.interfaces.EpochSink`.
     :param largest_token: returns the upper bound of positions to wait for. Waiting for
         a token that was never allocated, for instance after the database was restored
         from a backup, would never succeed. ``None`` for no upper bound.

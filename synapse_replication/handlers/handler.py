@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msgspec import Struct, field
 
@@ -31,7 +31,11 @@ from synapse_replication.handlers.events import (
     FeatureUnavailable,
 )
 from synapse_replication.handlers.host_commands import HostCommandDispatcher
-from synapse_replication.handlers.link import Link
+from synapse_replication.handlers.interfaces import (
+    Link,
+    ReplicationConnection,
+    ReplicationHost,
+)
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.handlers.receiving.context import (
     ReceiverOptions,
@@ -53,12 +57,6 @@ from synapse_replication.wire.rdata import (
     ReceivedItem,
     RefusedLine,
 )
-
-if TYPE_CHECKING:
-    from synapse_replication.handlers.interfaces import (
-        ReplicationConnection,
-        ReplicationHost,
-    )
 
 
 class HandlerOptions(Struct, frozen=True):

@@ -13,12 +13,16 @@ A background process is started only if the host returns an awaitable for a comm
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from synapse_replication.handlers.events import (
     BackgroundTask,
     Discarded,
     DiscardReason,
+)
+from synapse_replication.handlers.interfaces import (
+    ReplicationConnection,
+    ReplicationHost,
 )
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.handlers.redaction import without_secrets
@@ -27,12 +31,6 @@ from synapse_replication.handlers.sending.sender import CommandSender
 from synapse_replication.handlers.user_syncs import UserSyncDeduplicator
 from synapse_replication.streams.stream import AcknowledgedStream
 from synapse_replication.wire import commands
-
-if TYPE_CHECKING:
-    from synapse_replication.handlers.interfaces import (
-        ReplicationConnection,
-        ReplicationHost,
-    )
 
 
 def _always(command: commands.Command) -> bool:

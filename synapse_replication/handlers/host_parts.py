@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
 from synapse_replication.errors import StreamConfigurationError
 from synapse_replication.handlers.data_handler import AdvancingStream
-from synapse_replication.handlers.host_values import SyncingUser
+from synapse_replication.handlers.interfaces import SyncingUser
 from synapse_replication.recent import GroupedRecentDict, RecentDict
 from synapse_replication.streams.stream import Stream
 from synapse_replication.wire import commands

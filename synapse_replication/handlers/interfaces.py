@@ -10,10 +10,37 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from synapse_replication.handlers.host_values import Identity, SyncingUser
+from msgspec import Struct
+
 from synapse_replication.streams.stream import Stream
 from synapse_replication.wire.commands import Command
 from synapse_replication.wire.rdata import ReceivedItem
+
+
+class Identity(Struct, frozen=True):
+    """The names of this process.
+
+    :ivar server_name: the homeserver's name; also the name of the Redis channel.
+    :ivar instance_name: the configured name of this instance, ``master`` for the main
+        process. It identifies writers.
+    :ivar instance_id: a random id, chosen at each start.
+    """
+
+    server_name: str
+    instance_name: str
+    instance_id: str
+
+
+class SyncingUser(Struct, frozen=True):
+    """A user who is syncing with this process.
+
+    :ivar device_id: ``None`` if it is unknown.
+    :ivar last_sync_ms: when the user last synced, in ms since 1970.
+    """
+
+    user_id: str
+    device_id: str | None
+    last_sync_ms: int
 
 
 class DelayedCall(Protocol):
@@ -127,6 +154,50 @@ class PositionSink(Protocol):
         Rows above it are fetched. A writer that is not in the result begins at the
         present, or at the beginning of the stream if ``fill_sink`` is set.
         """
+        ...
+
+
+@runtime_checkable
+class EpochSink(Protocol):
+    """Additional interface of a row sink that persists positions.
+
+    When a writer restarts, the rows that it held in memory are lost and its tokens
+    start from the beginning, so saved tokens of a stream held in memory become
+    meaningless. A sink that saves these tokens therefore also saves the writer's
+    *epoch* to which they belong. If the writer's current epoch differs from the saved
+    epoch, or no epoch was saved, all rows are fetched from the writer again. Only the
+    epochs of writers that speak the extension are known.
+    """
+
+    def saved_epochs(self) -> Mapping[tuple[str, str], str]:
+        """Return the epoch of each ``(stream, writer)``. Called at startup."""
+        ...
+
+    def on_epoch(
+        self, stream_name: str, instance_name: str, epoch: str
+    ) -> Awaitable[None] | None:
+        """Record that the following rows belong to this epoch and start after token 0.
+
+        Save the epoch and the position 0 atomically. This method is called rarely, only
+        for streams that are held in memory, and in order with the rows. If it fails,
+        the failure is reported and the call is repeated later.
+        """
+        ...
+
+
+@runtime_checkable
+class LateRowSink(Protocol):
+    """Additional interface of a row sink that accepts rows which are late.
+
+    A writer without this package may commit a row and never announce it. If such a row
+    is found below rows that were delivered, it is passed to this method. A sink without
+    it never receives the row; the observer is notified in any case.
+    """
+
+    def on_late_rdata(
+        self, stream_name: str, instance_name: str, token: int, rows: list[Any]
+    ) -> Awaitable[None] | None:
+        """Handle rows whose token is below the writer's position."""
         ...
 
 
@@ -269,6 +340,15 @@ class ReplicationConnection(Protocol):
         others.
         """
         ...
+
+
+class Link(Struct, frozen=True, eq=False):
+    """A connection, from ``new_connection`` to ``lost_connection``.
+
+    A connection that is established again is another link.
+    """
+
+    connection: ReplicationConnection
 
 
 class ExtensionConnection(ReplicationConnection, Protocol):

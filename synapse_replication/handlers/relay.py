@@ -22,13 +22,11 @@ See docs/failure-modes.rst: failure-echoed-command.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from synapse_replication.handlers.interfaces import ReplicationConnection
 from synapse_replication.recent import RecentDict
 from synapse_replication.wire import commands
-
-if TYPE_CHECKING:
-    from synapse_replication.handlers.interfaces import ReplicationConnection
 
 #: The names of the commands that are relayed.
 RELAYED: Final = frozenset(

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from synapse_replication.handlers.interfaces import Clock, DelayedCall
+from synapse_replication.handlers.interfaces import Clock, DelayedCall
 
 
 class Timer:

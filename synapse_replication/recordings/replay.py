@@ -29,7 +29,7 @@ from synapse_replication.handlers.handler import (
     ReplicationCommandHandler,
 )
 from synapse_replication.handlers.host_parts import SyncingUsers, WriteNotifier
-from synapse_replication.handlers.host_values import Identity
+from synapse_replication.handlers.interfaces import Identity
 from synapse_replication.handlers.observer import ReplicationObserver, handles
 from synapse_replication.handlers.receiving.context import ReceiverOptions
 from synapse_replication.recordings.reader import Record, RecordingError

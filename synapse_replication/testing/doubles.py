@@ -20,7 +20,7 @@ from synapse_replication.clock import BackgroundProcesses, ReactorClock
 from synapse_replication.errors import LineTooLongError
 from synapse_replication.handlers.events import Event, OperationFailed
 from synapse_replication.handlers.host_parts import StreamTable, WriteNotifier
-from synapse_replication.handlers.host_values import Identity, SyncingUser
+from synapse_replication.handlers.interfaces import Identity, SyncingUser
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.streams.rows import RowCodec
 from synapse_replication.streams.stream import (

@@ -19,7 +19,7 @@ from synapse_replication.clock import ReactorClock
 from synapse_replication.config.process import load_config
 from synapse_replication.errors import CatchUpError
 from synapse_replication.handlers import interfaces
-from synapse_replication.handlers.host_values import Identity
+from synapse_replication.handlers.interfaces import Identity
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.streams.memory import MemoryStream
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS

@@ -11,7 +11,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from synapse_replication.dropin.position_check import start_host_position_check
 from synapse_replication.dropin.settings import variable
 from synapse_replication.handlers.epochs import PeerEpochs
-from synapse_replication.handlers.host_values import Identity
+from synapse_replication.handlers.interfaces import Identity
 from synapse_replication.storage import stored_positions
 from tests.dropin.host import FakeHomeserver, FakeStream, fake_modules
 

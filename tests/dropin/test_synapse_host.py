@@ -13,7 +13,7 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.dropin.synapse_host import HostClock, HostCommands, SynapseHost
-from synapse_replication.handlers.host_values import SyncingUser
+from synapse_replication.handlers.interfaces import SyncingUser
 from synapse_replication.wire.commands import (
     CancelTaskCommand,
     ClearUserSyncsCommand,

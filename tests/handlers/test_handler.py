@@ -11,7 +11,7 @@ from synapse_replication.handlers.handler import (
     HandlerOptions,
     ReplicationCommandHandler,
 )
-from synapse_replication.handlers.host_values import SyncingUser
+from synapse_replication.handlers.interfaces import SyncingUser
 from synapse_replication.streams.memory import MemoryStream
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS
 from synapse_replication.testing.doubles import MemoryConnection, SourceStream

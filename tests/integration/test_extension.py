@@ -19,7 +19,7 @@ from synapse_replication.handlers.handler import (
     HandlerOptions,
     ReplicationCommandHandler,
 )
-from synapse_replication.handlers.host_values import Identity
+from synapse_replication.handlers.interfaces import Identity
 from synapse_replication.handlers.receiving.partial_resync import PartialResync
 from synapse_replication.handlers.sending.streamer import ReplicationStreamer
 from synapse_replication.http.agent import make_agent

@@ -13,7 +13,7 @@ from typing import Any
 from unittest.mock import patch
 
 from synapse_replication.dropin.host_streams import HostStream
-from synapse_replication.handlers.link import Link
+from synapse_replication.handlers.interfaces import Link
 from synapse_replication.handlers.receiving.receiver import StreamReceiver
 from synapse_replication.handlers.receiving.row_handler import RowHandler
 from synapse_replication.handlers.receiving.writers import Announcement, Writer

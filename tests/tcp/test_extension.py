@@ -13,8 +13,7 @@ from synapse_replication.errors import LineTooLongError
 from synapse_replication.handlers.epochs import PeerEpochs
 from synapse_replication.handlers.extension.extension import ReplicationExtension
 from synapse_replication.handlers.handler import ReplicationCommandHandler
-from synapse_replication.handlers.host_values import Identity
-from synapse_replication.handlers.interfaces import ExtensionConnection
+from synapse_replication.handlers.interfaces import ExtensionConnection, Identity
 from synapse_replication.handlers.sending.streamer import ReplicationStreamer
 from synapse_replication.streams.backlog import Backlog, BacklogOptions
 from synapse_replication.tcp.factory import (

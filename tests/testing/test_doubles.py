@@ -10,10 +10,10 @@ from synapse_replication.errors import (
     LineTooLongError,
 )
 from synapse_replication.handlers.events import LinksChanged
-from synapse_replication.handlers.host_values import SyncingUser
 from synapse_replication.handlers.interfaces import (
     ReplicationConnection,
     ReplicationHost,
+    SyncingUser,
 )
 from synapse_replication.streams.stream import StreamUpdateResult
 from synapse_replication.testing.doubles import (

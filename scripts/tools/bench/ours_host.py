@@ -23,7 +23,7 @@ from synapse_replication.handlers.handler import (
     HandlerOptions,
     ReplicationCommandHandler,
 )
-from synapse_replication.handlers.host_values import Identity
+from synapse_replication.handlers.interfaces import Identity
 from synapse_replication.handlers.sending.streamer import ReplicationStreamer
 from synapse_replication.instrumentation.prometheus import (
     PrometheusObserver,

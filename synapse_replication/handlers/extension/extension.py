@@ -41,7 +41,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 from zlib import crc32
 
 from msgspec.structs import replace
@@ -66,6 +66,11 @@ from synapse_replication.handlers.events import (
 )
 from synapse_replication.handlers.extension.watches import WATCH_INTERVAL, Watches
 from synapse_replication.handlers.handler import ReplicationCommandHandler
+from synapse_replication.handlers.interfaces import (
+    ExtensionConnection,
+    ReplicationConnection,
+    ReplicationHost,
+)
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.handlers.relay import RELAYED
 from synapse_replication.handlers.sending.sender import SendingListener
@@ -84,13 +89,6 @@ from synapse_replication.wire.extension import (
     parse_message,
     parse_rows_message,
 )
-
-if TYPE_CHECKING:
-    from synapse_replication.handlers.interfaces import (
-        ExtensionConnection,
-        ReplicationConnection,
-        ReplicationHost,
-    )
 
 #: A hello contains the names of the followed streams only up to this number of streams,
 #: so that it fits into a line. Without the names, peers send all streams.

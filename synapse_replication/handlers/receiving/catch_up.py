@@ -38,11 +38,10 @@ from synapse_replication.handlers.events import (
     StreamConnected,
     StreamReset,
 )
-from synapse_replication.handlers.link import Link
+from synapse_replication.handlers.interfaces import EpochSink, LateRowSink, Link
 from synapse_replication.handlers.receiving.context import StreamContext
 from synapse_replication.handlers.receiving.decoding import RowDecoder
 from synapse_replication.handlers.receiving.writers import Writer
-from synapse_replication.handlers.row_sinks import EpochSink, LateRowSink
 from synapse_replication.streams.pages import Page, check_page
 from synapse_replication.streams.reader import (
     Advance,

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from msgspec import Struct, field
 
 from synapse_replication.backoff import Backoff
 from synapse_replication.handlers.events import Discarded, DiscardReason
+from synapse_replication.handlers.interfaces import EpochSink, ReplicationHost
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.handlers.receiving.partial_resync import PartialResync
 from synapse_replication.handlers.receiving.reactor_yield import ReactorYielder
-from synapse_replication.handlers.row_sinks import EpochSink
 from synapse_replication.streams.stream import CheckedStream, Stream
 from synapse_replication.streams.writer_positions import PLAUSIBLE_DISTANCE
-
-if TYPE_CHECKING:
-    from synapse_replication.handlers.interfaces import ReplicationHost
 
 
 class ReceiverOptions(Struct, frozen=True):

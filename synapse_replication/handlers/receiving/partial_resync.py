@@ -11,18 +11,16 @@ while. Otherwise, a hung process would delay each page of its readers' catch-ups
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import attrs
 
 from synapse_replication.errors import HttpCatchUpError
 from synapse_replication.handlers.epochs import PeerEpochs
 from synapse_replication.handlers.events import BacklogRequested
+from synapse_replication.handlers.interfaces import Clock
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.streams.stream import StreamUpdateResult
-
-if TYPE_CHECKING:
-    from synapse_replication.handlers.interfaces import Clock
 
 #: The time for which a writer's backlog is not requested after the writer did not
 #: answer, or answered with an unexpected error, in s.

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from synapse_replication.handlers.interfaces import Clock
-
+from synapse_replication.handlers.interfaces import Clock
 
 #: If no work was counted for this time, in s, the reactor has probably run in the
 #: meantime, so no break is due.

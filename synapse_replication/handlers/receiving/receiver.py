@@ -37,7 +37,7 @@ from synapse_replication.handlers.events import (
     RowsUnannounced,
     UnannouncedFound,
 )
-from synapse_replication.handlers.link import Link
+from synapse_replication.handlers.interfaces import LateRowSink, Link
 from synapse_replication.handlers.receiving.catch_up import CatchUps, Step
 from synapse_replication.handlers.receiving.context import StreamContext
 from synapse_replication.handlers.receiving.decoding import RowDecoder
@@ -53,7 +53,6 @@ from synapse_replication.handlers.receiving.writers import (
     Writer,
     Writers,
 )
-from synapse_replication.handlers.row_sinks import LateRowSink
 from synapse_replication.streams.reader import Finding, Reader, Verdict
 from synapse_replication.streams.stream import RemovedWriter
 from synapse_replication.streams.token_ledger import TokenLedger

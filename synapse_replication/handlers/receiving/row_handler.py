@@ -23,7 +23,7 @@ from typing import Any, cast
 import attrs
 
 from synapse_replication.handlers.events import DiscardReason
-from synapse_replication.handlers.link import Link
+from synapse_replication.handlers.interfaces import Link
 from synapse_replication.handlers.receiving.catch_up import CatchUps
 from synapse_replication.handlers.receiving.context import StreamContext
 from synapse_replication.handlers.receiving.decoding import RowDecoder

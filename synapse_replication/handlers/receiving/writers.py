@@ -9,7 +9,7 @@ from typing import TypeAlias
 from msgspec import Struct, field
 
 from synapse_replication.handlers.events import Resync
-from synapse_replication.handlers.link import Link
+from synapse_replication.handlers.interfaces import Link
 from synapse_replication.handlers.receiving.context import StreamContext
 from synapse_replication.handlers.timer import Timer
 from synapse_replication.streams.reader import Reader, ReaderPolicy

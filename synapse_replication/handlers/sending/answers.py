@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
+from synapse_replication.handlers.interfaces import (
+    Clock,
+    DelayedCall,
+    ReplicationConnection,
+)
 from synapse_replication.handlers.sending.sender import CommandSender
-
-if TYPE_CHECKING:
-    from synapse_replication.handlers.interfaces import (
-        Clock,
-        DelayedCall,
-        ReplicationConnection,
-    )
 
 #: The shortest interval between two answers on a connection to Redis, in s.
 POSITIONS_INTERVAL = 0.5

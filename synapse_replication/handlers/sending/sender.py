@@ -17,7 +17,6 @@ See docs/failure-modes.rst: failure-unprompted-announcement.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING
 
 import attrs
 
@@ -29,7 +28,11 @@ from synapse_replication.handlers.events import (
     RowsSent,
     SendingFailed,
 )
-from synapse_replication.handlers.link import Link
+from synapse_replication.handlers.interfaces import (
+    Link,
+    ReplicationConnection,
+    ReplicationHost,
+)
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.handlers.relay import RELAYED
 from synapse_replication.handlers.sending.unsent import UnsentCommands
@@ -41,12 +44,6 @@ from synapse_replication.wire.commands import (
     RdataCommand,
 )
 from synapse_replication.wire.rdata import rdata_lines
-
-if TYPE_CHECKING:
-    from synapse_replication.handlers.interfaces import (
-        ReplicationConnection,
-        ReplicationHost,
-    )
 
 
 class SendingListener:

@@ -31,7 +31,6 @@ from __future__ import annotations
 import random
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -44,6 +43,7 @@ from synapse_replication.handlers.events import (
     DiscardReason,
     SendingFailed,
 )
+from synapse_replication.handlers.interfaces import ReplicationHost
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.handlers.sending.sender import CommandSender
 from synapse_replication.handlers.timer import Timer
@@ -54,9 +54,6 @@ from synapse_replication.streams.pages import (
 )
 from synapse_replication.streams.rows import compact_json_rows, encode_json_rows
 from synapse_replication.streams.stream import JsonValue, Stream
-
-if TYPE_CHECKING:
-    from synapse_replication.handlers.interfaces import ReplicationHost
 
 #: The time after which streams are checked again if something is left to do, for
 #: instance rows that could not be fetched, in s.

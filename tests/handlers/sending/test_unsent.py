@@ -9,7 +9,7 @@ from synapse_replication.handlers.handler import (
     HandlerOptions,
     ReplicationCommandHandler,
 )
-from synapse_replication.handlers.host_values import SyncingUser
+from synapse_replication.handlers.interfaces import SyncingUser
 from synapse_replication.handlers.sending import unsent as unsent_module
 from synapse_replication.handlers.sending.unsent import UnsentCommands
 from synapse_replication.testing.doubles import MemoryConnection, SourceStream
