@@ -13,7 +13,9 @@ A background process is started only if the host returns an awaitable for a comm
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Final
+
+from msgspec import Struct
 
 from synapse_replication.handlers.events import (
     BackgroundTask,
@@ -26,11 +28,139 @@ from synapse_replication.handlers.interfaces import (
 )
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.handlers.redaction import without_secrets
-from synapse_replication.handlers.relay import RELAYED, CopyFilter
 from synapse_replication.handlers.sending.sender import CommandSender
-from synapse_replication.handlers.user_syncs import UserSyncDeduplicator
+from synapse_replication.recent import GroupedRecentDict, RecentDict
 from synapse_replication.streams.stream import AcknowledgedStream
 from synapse_replication.wire import commands
+
+#: The time for which the same command on another link is a copy, in s.
+COPY_WINDOW: Final = 2.0
+#: The largest number of commands whose origin is stored.
+MAX_ORIGINS: Final = 1000
+
+#: The time after which the same state of a user is delivered again, in s.
+REFRESH_AFTER: Final = 10.0
+#: A sync time that is later by less than this, in ms, counts as unchanged.
+RESOLUTION_MS: Final = 1000
+#: The largest number of (instance, user, device) triples that are stored.
+MAX_SYNCS: Final = 10_000
+
+
+class CopyFilter:
+    """Filter that stores the origin of each command that is relayed.
+
+    Over direct TCP, a broadcast command (REMOTE_SERVER_UP, LOCK_RELEASED) reaches an
+    instance over several links: two instances may be connected in both directions, and
+    instances relay commands. A process that speaks the extension relays it to all
+    peers, with the names of the instances to which it was sent; it is never sent to one
+    of them again, so it cannot circulate. A plain line does not carry these names; it
+    is relayed only from one client of this process to the others.
+
+    A command has no id, so a copy is identified by its link: a link transmits each
+    event only once. The link on which a command was last received as a new event is its
+    *origin*. If the same command arrives on another link within :data:`COPY_WINDOW` of
+    that event, it is a copy. Otherwise it is a new event, for instance the release of a
+    lock that was acquired again.
+
+    Bounds: at most :data:`MAX_ORIGINS` commands are stored. To make room, the command
+    that has not been a new event for the longest time is evicted; at worst, a copy of
+    it is then delivered.
+
+    See docs/failure-modes.rst: failure-echoed-command.
+    """
+
+    def __init__(self) -> None:
+        self._origins: RecentDict[
+            commands.Command, tuple[ReplicationConnection, float]
+        ] = RecentDict(MAX_ORIGINS)
+
+    def check_and_record(
+        self, command: commands.Command, connection: ReplicationConnection, now: float
+    ) -> bool:
+        """Return whether a command is a copy; if not, store the link as its origin.
+
+        :param now: the time of the host's clock, in s.
+        """
+        origin = self._origins.get(command)
+        if (
+            origin is not None
+            and origin[0] is not connection
+            and now - origin[1] < COPY_WINDOW
+        ):
+            return True
+        self._origins[command] = (connection, now)
+        return False
+
+    def forget(self, connection: ReplicationConnection) -> None:
+        """Remove the commands whose origin is a lost link.
+
+        If such a command arrives on another link, it is then a new event.
+        """
+        for command in [
+            command
+            for command, (origin, _) in self._origins.items()
+            if origin is connection
+        ]:
+            del self._origins[command]
+
+
+class _LastSync(Struct):
+    is_syncing: bool
+    last_sync_ms: int
+    delivered_at: float
+
+
+class UserSyncDeduplicator:
+    """The last USER_SYNC for each user, by instance and device, to suppress repeats.
+
+    In a presence storm, or when an instance reconnects and reports all its syncing
+    users, the same USER_SYNC arrives many times, and each time the host may compute and
+    publish a user's presence. The last delivered command for each (instance, user,
+    device) is stored. The next command is a repeat if its state is the same, it arrives
+    within :data:`REFRESH_AFTER` after that delivery, and its sync time is earlier, or
+    less than :data:`RESOLUTION_MS` later.
+
+    Suppression is safe: a start after an end, or an end after a start, is never a
+    repeat, so the host always knows which users sync. For a user who continues to sync,
+    repeats are suppressed for at most 10 s, and a host times users out only much later.
+    The stored commands of an instance are removed when its CLEAR_USER_SYNC arrives, and
+    a command is removed if the host failed to handle it.
+
+    Bounds: at most :data:`MAX_SYNCS` commands are stored. The one that was delivered
+    the longest time ago is evicted first; its next repeat is delivered.
+
+    See docs/failure-modes.rst: failure-no-flapping.
+    """
+
+    def __init__(self) -> None:
+        self._last_syncs: GroupedRecentDict[_LastSync] = GroupedRecentDict(MAX_SYNCS)
+
+    def is_repeat(self, command: commands.UserSyncCommand, now: float) -> bool:
+        """Return whether a command is a repeat; if not, store it.
+
+        :param now: the time of the host's clock, in s.
+        """
+        key = command.instance_id, command.user_id, command.device_id
+        last = self._last_syncs.get(key)
+        if (
+            last is not None
+            and last.is_syncing is command.is_syncing
+            and command.last_sync_ms - last.last_sync_ms < RESOLUTION_MS
+            and now - last.delivered_at < REFRESH_AFTER
+        ):
+            return True
+        self._last_syncs[key] = _LastSync(command.is_syncing, command.last_sync_ms, now)
+        return False
+
+    def forget(self, command: commands.UserSyncCommand) -> None:
+        """Remove a command, because the host failed to handle it."""
+        key = command.instance_id, command.user_id, command.device_id
+        if key in self._last_syncs:
+            del self._last_syncs[key]
+
+    def forget_process(self, instance_id: str) -> None:
+        """Remove all commands of an instance: no user syncs with it any more."""
+        self._last_syncs.remove_group(instance_id)
 
 
 def _always(command: commands.Command) -> bool:
@@ -80,7 +210,7 @@ class HostCommandDispatcher:
         :param reached: the instances to which the command was already sent; ``None`` if
             it arrived as a plain line.
         """
-        if command.NAME in RELAYED:
+        if command.NAME in commands.RELAYED:
             self._relay(connection, command, reached)
         is_wanted = self._filters.get(type(command))
         if is_wanted is None:
@@ -167,7 +297,7 @@ class HostCommandDispatcher:
     def _is_copy(
         self, connection: ReplicationConnection, command: commands.Command
     ) -> bool:
-        if command.NAME not in RELAYED or len(self._sender.links) < 2:
+        if command.NAME not in commands.RELAYED or len(self._sender.links) < 2:
             # No copy can arrive on another link.
             return False
         now = self._host.clock.seconds()

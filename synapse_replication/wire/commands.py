@@ -660,6 +660,9 @@ VALID_SERVER_COMMANDS: Final = _FROM_BOTH | {"SERVER"}
 #: The names of the commands that a client may send to a server: all but SERVER.
 VALID_CLIENT_COMMANDS: Final = frozenset(COMMANDS) - {"SERVER"}
 
+#: The names of the commands for all instances, which are relayed over direct TCP.
+RELAYED: Final = frozenset({"LOCK_RELEASED", "REMOTE_SERVER_UP"})
+
 
 def parse_command_from_line(line: str) -> Command:
     """Parse a line.

@@ -11,8 +11,12 @@ from twisted.trial.unittest import SynchronousTestCase
 from synapse_replication.handlers.epochs import PeerEpochs
 from synapse_replication.handlers.extension.extension import ReplicationExtension
 from synapse_replication.handlers.handler import ReplicationCommandHandler
+from synapse_replication.handlers.host_commands import (
+    COPY_WINDOW,
+    MAX_ORIGINS,
+    CopyFilter,
+)
 from synapse_replication.handlers.interfaces import Identity
-from synapse_replication.handlers.relay import COPY_WINDOW, MAX_ORIGINS, CopyFilter
 from synapse_replication.testing.doubles import MemoryConnection
 from synapse_replication.wire.commands import (
     Command,

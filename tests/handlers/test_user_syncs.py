@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.handlers.user_syncs import (
+from synapse_replication.handlers.host_commands import (
     MAX_SYNCS,
     REFRESH_AFTER,
     RESOLUTION_MS,

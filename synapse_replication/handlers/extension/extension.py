@@ -72,7 +72,6 @@ from synapse_replication.handlers.interfaces import (
     ReplicationHost,
 )
 from synapse_replication.handlers.observer import ReplicationObserver
-from synapse_replication.handlers.relay import RELAYED
 from synapse_replication.handlers.sending.sender import SendingListener
 from synapse_replication.handlers.timer import Timer
 from synapse_replication.streams.backlog import Backlog
@@ -516,7 +515,7 @@ class ReplicationExtension(SendingListener):
         except RemoteProtocolError as error:
             self._observer.observe(LineRefused(connection.name, error))
             return
-        if command.NAME in RELAYED:
+        if command.NAME in commands.RELAYED:
             self._observer.commands_received(connection.name, command.NAME, 1)
             self._handler.command_relayed(connection, command, message.reached)
 

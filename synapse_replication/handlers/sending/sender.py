@@ -34,10 +34,10 @@ from synapse_replication.handlers.interfaces import (
     ReplicationHost,
 )
 from synapse_replication.handlers.observer import ReplicationObserver
-from synapse_replication.handlers.relay import RELAYED
 from synapse_replication.handlers.sending.unsent import UnsentCommands
 from synapse_replication.streams.stream import JsonValue, Stream
 from synapse_replication.wire.commands import (
+    RELAYED,
     VALID_SERVER_COMMANDS,
     Command,
     PositionCommand,
