@@ -114,11 +114,6 @@ from synapse_replication.redis.options import (
 )
 from synapse_replication.redis.subscriber import RedisSubscriber as RedisSubscriber
 from synapse_replication.streams.backlog import BacklogOptions as BacklogOptions
-from synapse_replication.streams.between import (
-    PositionedRow as PositionedRow,
-    RowsBetween as RowsBetween,
-    TokenStream as TokenStream,
-)
 from synapse_replication.streams.memory import (
     InMemory as InMemory,
     MemoryStream as MemoryStream,
@@ -135,9 +130,12 @@ from synapse_replication.streams.standard.registry import (
 from synapse_replication.streams.stream import (
     CheckedStream as CheckedStream,
     JsonValue as JsonValue,
+    PositionedRow as PositionedRow,
+    RowsBetween as RowsBetween,
     Stream as Stream,
     StreamDescription as StreamDescription,
     StreamUpdateResult as StreamUpdateResult,
+    TokenStream as TokenStream,
     UpdateFunction as UpdateFunction,
 )
 from synapse_replication.streams.table import TableStream as TableStream
@@ -176,7 +174,7 @@ from synapse_replication.wire.commands import (
     UserSyncCommand as UserSyncCommand,
     parse_command_from_line as parse_command_from_line,
 )
-from synapse_replication.wire.pending_lines import PendingLimit as PendingLimit
+from synapse_replication.wire.connection import PendingLimit as PendingLimit
 
 if TYPE_CHECKING:
     from synapse_replication.app.service import Replication as Replication

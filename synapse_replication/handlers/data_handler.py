@@ -35,8 +35,7 @@ from synapse_replication.handlers.interfaces import (
     RowSink,
 )
 from synapse_replication.handlers.timer import Timer
-from synapse_replication.streams.between import TokenStream
-from synapse_replication.streams.stream import Stream
+from synapse_replication.streams.stream import Stream, TokenStream
 from synapse_replication.streams.tokens import MultiWriterStreamToken
 
 

@@ -38,11 +38,11 @@ from synapse_replication.handlers.interfaces import (
 )
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.handlers.receiving.context import (
+    ReactorYielder,
     ReceiverOptions,
     StreamContext,
 )
 from synapse_replication.handlers.receiving.partial_resync import PartialResync
-from synapse_replication.handlers.receiving.reactor_yield import ReactorYielder
 from synapse_replication.handlers.receiving.receiver import StreamReceiver
 from synapse_replication.handlers.redaction import without_secrets
 from synapse_replication.handlers.sending.answers import PositionAnswers

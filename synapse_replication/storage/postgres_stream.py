@@ -31,11 +31,11 @@ from synapse_replication.storage.row_queries import (
 from synapse_replication.storage.rows_between import read_rows_between
 from synapse_replication.storage.synapse_tables import STANDARD_QUERIES
 from synapse_replication.storage.transactions import TransactionRunner
-from synapse_replication.streams.between import RowsBetween
 from synapse_replication.streams.rows import encode_json
 from synapse_replication.streams.standard.registry import StandardStream
 from synapse_replication.streams.stream import (
     RemovedWriter,
+    RowsBetween,
     StreamUpdateResult,
 )
 from synapse_replication.streams.table import TableStream

@@ -5,8 +5,8 @@ from __future__ import annotations
 from synapse_replication.storage.database import Transaction
 from synapse_replication.storage.queries import identifier
 from synapse_replication.storage.row_queries import RowQueryParts
-from synapse_replication.streams.between import PositionedRow, RowsBetween
 from synapse_replication.streams.rows import RowCodec
+from synapse_replication.streams.stream import PositionedRow, RowsBetween
 from synapse_replication.streams.tokens import (
     MultiWriterStreamToken,
     PersistedPosition,

@@ -38,10 +38,11 @@ from synapse_replication.errors import (
     RowsLostError,
     StreamConfigurationError,
 )
-from synapse_replication.streams.between import PositionedRow, RowsBetween
 from synapse_replication.streams.pages import check_page, read_page
 from synapse_replication.streams.rows import RowCodec
 from synapse_replication.streams.stream import (
+    PositionedRow,
+    RowsBetween,
     StreamDescription,
     StreamUpdateResult,
     UpdateFunction,

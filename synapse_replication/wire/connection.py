@@ -38,8 +38,8 @@ Time limits: see :mod:`~synapse_replication.wire.time_limits`.
 from __future__ import annotations
 
 import enum
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from msgspec import Struct, field
@@ -69,7 +69,6 @@ from synapse_replication.wire.extension import (
     PING_MARK,
     ExtensionLine,
 )
-from synapse_replication.wire.pending_lines import PendingLimit, PendingLines
 from synapse_replication.wire.rdata import (
     InterleavedGroup,
     RdataGroup,
@@ -78,14 +77,6 @@ from synapse_replication.wire.rdata import (
     read_lines,
 )
 from synapse_replication.wire.time_limits import TimeLimits
-from synapse_replication.wire.wrong_peers import (
-    HTTP_WORDS,
-    find_http,
-    find_tls,
-    find_wrong_greeting,
-    http_error,
-    no_name_error,
-)
 
 #: The longest line in bytes, without its end.
 MAX_LINE_LENGTH: Final = 16384
@@ -95,6 +86,28 @@ _MAX_NAME_LENGTH: Final = 64
 _MAX_ERROR_LENGTH: Final = 1000
 #: The commands that a server accepts while it is waiting for NAME.
 _BEFORE_NAME: Final = frozenset({"NAME", "PING", "ERROR"})
+#: The approximate size of one write, in bytes.
+WRITE_SIZE: Final = 65536
+#: The number of bytes of an unexpected first word that the error quotes.
+_FIRST_WORD: Final = 12
+#: First words of HTTP lines, in upper case. No command has such a name.
+_HTTP_WORDS: Final = frozenset(
+    [
+        "GET",
+        "POST",
+        "PUT",
+        "HEAD",
+        "DELETE",
+        "OPTIONS",
+        "PATCH",
+        "CONNECT",
+        "TRACE",
+        "PRI",
+        "HOST:",
+    ]
+)
+#: The first bytes of a TLS handshake record and of a TLS alert record.
+_TLS_HANDSHAKE, _TLS_ALERT = b"\x16\x03", b"\x15\x03"
 
 
 class ConnectionState(enum.Enum):
@@ -119,6 +132,68 @@ class Received(Struct, frozen=True):
     items: list[ReceivedItem | ExtensionLine] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
     refused: list[RemoteProtocolError] = field(default_factory=list)
+
+
+class PendingLimit(Struct, frozen=True):
+    """Limit of the lines that are buffered for a peer that reads too slowly.
+
+    :ivar lines: the largest number of lines.
+    :ivar bytes: their largest total size in bytes, line ends included.
+    """
+
+    lines: int = 10_000
+    bytes: int = 16 * 1024 * 1024
+
+
+class PendingLines:
+    """The lines of one connection that have not been written yet, in order.
+
+    :ivar lines: their number.
+    :ivar bytes: their total size in bytes, line ends included.
+    """
+
+    def __init__(self, limit: PendingLimit) -> None:
+        self._limit = limit
+        # Each item is a number of lines, and these lines with their ends.
+        self._chunks: deque[tuple[int, bytes]] = deque()
+        self.lines = self.bytes = 0
+
+    def has_room(self, count: int, size: int) -> bool:
+        """Return whether ``count`` more lines, of ``size`` bytes in total, fit."""
+        return (
+            self.lines + count <= self._limit.lines
+            and self.bytes + size <= self._limit.bytes
+        )
+
+    def add(self, count: int, data: bytes) -> None:
+        """Append ``count`` lines.
+
+        :param data: the lines with their ends.
+        """
+        self._chunks.append((count, data))
+        self.lines += count
+        self.bytes += len(data)
+
+    def take(self, *, everything: bool) -> bytes:
+        """Remove and return lines, without splitting the lines of one :meth:`add`.
+
+        :param everything: whether to return all lines; otherwise, stop when they have
+            at least 64 KiB.
+        """
+        chunks = []
+        size = 0
+        while self._chunks and (size < WRITE_SIZE or everything):
+            count, data = self._chunks.popleft()
+            self.lines -= count
+            self.bytes -= len(data)
+            chunks.append(data)
+            size += len(data)
+        return b"".join(chunks)
+
+    def clear(self) -> None:
+        """Drop all lines."""
+        self._chunks.clear()
+        self.lines = self.bytes = 0
 
 
 class LineConnection:
@@ -178,7 +253,7 @@ class LineConnection:
         self._times.last_received = now
         if self._line_start is None:
             self._line_start = b""
-            if (tls := find_tls(data)) is not None:
+            if (tls := _find_tls(data)) is not None:
                 self._reject(received, tls, now)
                 return received
         if self._line_start:
@@ -187,7 +262,9 @@ class LineConnection:
         self._line_start = lines.pop()
         too_long = self._cut_at_too_long_line(lines)
         if self._is_connecting:
-            wrong = find_http(lines) if self._is_server else find_wrong_greeting(lines)
+            wrong = (
+                _find_http(lines) if self._is_server else _find_wrong_greeting(lines)
+            )
             if wrong is not None:
                 self._reject(received, wrong, now)
         if self._speaks_extension and LINE_PREFIX in data:
@@ -223,7 +300,7 @@ class LineConnection:
                 return
             if isinstance(item, (RdataGroup, InterleavedGroup)):
                 if self._needs_name("RDATA"):
-                    self._reject(received, no_name_error(), now)
+                    self._reject(received, _no_name_error(), now)
                     return
                 received.counts["RDATA"] += len(item.rows)
                 received.items.append(item)
@@ -231,10 +308,10 @@ class LineConnection:
                 if isinstance(item.error, UnknownCommandError):
                     # A newer peer may send commands that are unknown here: skip them.
                     name = item.error.command_name
-                    if name.upper() in HTTP_WORDS:
-                        self._reject(received, http_error(), now)
+                    if name.upper() in _HTTP_WORDS:
+                        self._reject(received, _http_error(), now)
                     elif self._needs_name(name):
-                        self._reject(received, no_name_error(), now)
+                        self._reject(received, _no_name_error(), now)
                     else:
                         received.refused.append(item.error)
                 else:
@@ -264,7 +341,7 @@ class LineConnection:
         name = command.NAME
         received.counts[name] += 1
         if self._needs_name(name):
-            self._reject(received, no_name_error(), now)
+            self._reject(received, _no_name_error(), now)
             return
         if name not in self._allowed:
             self._reject(received, ForbiddenCommandError(name), now)
@@ -409,3 +486,42 @@ class LineConnection:
             line = " ".join(text[:_MAX_ERROR_LENGTH].splitlines())
             data = f"ERROR {line}\n".encode("utf-8", "replace")
             self.pending.add(1, data)
+
+
+def _find_tls(data: bytes) -> RemoteProtocolError | None:
+    """Return an error if the first bytes of a connection are a TLS record."""
+    if data.startswith((_TLS_HANDSHAKE, _TLS_ALERT)):
+        return RemoteProtocolError(
+            "the peer speaks TLS, and this end of the connection does not"
+        )
+    return None
+
+
+def _find_http(lines: Iterable[bytes]) -> RemoteProtocolError | None:
+    """Return an error if one of the lines looks like an HTTP request line."""
+    return _http_error() if any(b" HTTP/1." in line for line in lines) else None
+
+
+def _find_wrong_greeting(lines: Iterable[bytes]) -> RemoteProtocolError | None:
+    """Return an error if the first line that a client receives is not SERVER."""
+    first = next(filter(None, lines), None)
+    if first is None or first.startswith(b"SERVER "):
+        return None
+    # These bytes suffice to recognise HTTP or SSH, and are too few to reveal a secret.
+    shown = excerpt(first.split(b" ")[0][:_FIRST_WORD])
+    return RemoteProtocolError(
+        f"the first line begins with '{shown}' instead of SERVER: is this the port of "
+        "a replication listener?"
+    )
+
+
+def _http_error() -> RemoteProtocolError:
+    """Return the error for a peer that speaks HTTP."""
+    return RemoteProtocolError(
+        "this is a replication listener, which does not speak HTTP"
+    )
+
+
+def _no_name_error() -> RemoteProtocolError:
+    """Return the error for a command that a client must not send before NAME."""
+    return RemoteProtocolError("send NAME first: it identifies the connection")

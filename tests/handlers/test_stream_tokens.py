@@ -12,10 +12,13 @@ from synapse_replication.app.host import PositionsOnlySink
 from synapse_replication.clock import ReactorClock
 from synapse_replication.errors import StreamConfigurationError, WaitTimeoutError
 from synapse_replication.handlers.data_handler import ReplicationDataHandler
-from synapse_replication.streams.between import RowsBetween, TokenStream
 from synapse_replication.streams.memory import MemoryStream
 from synapse_replication.streams.rows import RowCodec
-from synapse_replication.streams.stream import StreamDescription
+from synapse_replication.streams.stream import (
+    RowsBetween,
+    StreamDescription,
+    TokenStream,
+)
 from synapse_replication.streams.tokens import MultiWriterStreamToken
 from synapse_replication.testing.doubles import SourceStream
 from tests.handlers.fixtures import Row

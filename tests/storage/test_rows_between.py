@@ -22,8 +22,8 @@ from synapse_replication.handlers.data_handler import ReplicationDataHandler
 from synapse_replication.storage.postgres_stream import (
     PostgresStream,
 )
-from synapse_replication.streams.between import RowsBetween, TokenStream
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS
+from synapse_replication.streams.stream import RowsBetween, TokenStream
 from synapse_replication.streams.table import TableStream
 from synapse_replication.streams.tokens import MultiWriterStreamToken
 from synapse_replication.testing.servers import shared_postgres

@@ -10,11 +10,11 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.clock import ReactorClock
 from synapse_replication.handlers.receiving.context import (
+    ReactorYielder,
     ReceiverOptions,
     StreamContext,
 )
 from synapse_replication.handlers.receiving.queue import DrainedQueue, Queued
-from synapse_replication.handlers.receiving.reactor_yield import ReactorYielder
 from synapse_replication.testing.doubles import SourceStream
 from tests.handlers.fixtures import Row
 from tests.support.recording_observer import RecordingHost
