@@ -8,6 +8,8 @@ sent itself; and USER_IP if the host does not store client IPs. REMOTE_SERVER_UP
 LOCK_RELEASED are also relayed to other peers over direct TCP.
 
 A background process is started only if the host returns an awaitable for a command.
+
+See docs/failure-modes.rst: failure-echoed-command, failure-no-flapping.
 """
 
 from __future__ import annotations
@@ -65,8 +67,6 @@ class CopyFilter:
     Bounds: at most :data:`MAX_ORIGINS` commands are stored. To make room, the command
     that has not been a new event for the longest time is evicted; at worst, a copy of
     it is then delivered.
-
-    See docs/failure-modes.rst: failure-echoed-command.
     """
 
     def __init__(self) -> None:
@@ -128,8 +128,6 @@ class UserSyncDeduplicator:
 
     Bounds: at most :data:`MAX_SYNCS` commands are stored. The one that was delivered
     the longest time ago is evicted first; its next repeat is delivered.
-
-    See docs/failure-modes.rst: failure-no-flapping.
     """
 
     def __init__(self) -> None:

@@ -18,9 +18,8 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
-from msgspec import Struct
 from twisted.internet.defer import Deferred
 
 from synapse_replication.errors import RowsLostError
@@ -41,7 +40,11 @@ from synapse_replication.handlers.events import (
 from synapse_replication.handlers.interfaces import EpochSink, LateRowSink, Link
 from synapse_replication.handlers.receiving.context import StreamContext
 from synapse_replication.handlers.receiving.decoding import RowDecoder
-from synapse_replication.handlers.receiving.writers import Writer
+from synapse_replication.handlers.receiving.writers import (
+    Announcement,
+    Writer,
+    size_of,
+)
 from synapse_replication.streams.pages import Page, check_page
 from synapse_replication.streams.reader import (
     Advance,
@@ -55,16 +58,11 @@ from synapse_replication.streams.reader import (
     Rewind,
 )
 from synapse_replication.streams.stream import StreamUpdateResult
+from synapse_replication.wire.rdata import RdataGroup
 
-
-class Step(Struct, frozen=True, eq=False):
-    """The continuation of a catch-up.
-
-    :ivar begin: what to do first, for instance to handle a page; ``None`` for nothing.
-    """
-
-    writer: Writer
-    begin: Callable[[], Awaitable[None] | None] | None = None
+#: Work of this process on a stream, which must be done after what arrived before: a
+#: function, or a writer whose catch-up must be resumed.
+Work: TypeAlias = Callable[[], Awaitable[None] | None] | Writer
 
 
 class CatchUps:
@@ -72,23 +70,29 @@ class CatchUps:
 
     Use it in the reactor's thread only.
 
-    :param enqueue: adds a step to the stream's queue.
     :param ask: requests the positions of the writers on a link.
     :param connected: called when a writer became connected on a link.
+    :param enqueue: adds work to the stream's queue.
+    :param handle: handles an item that was parked.
+    :param give_up: notes that an item that was parked is not delivered.
     """
 
     def __init__(
         self,
         context: StreamContext,
         decoder: RowDecoder,
-        enqueue: Callable[[Step], None],
         ask: Callable[[Link], None],
         connected: Callable[[], None],
+        enqueue: Callable[[Work], None],
+        handle: Callable[[Link, RdataGroup | Announcement], Awaitable[None] | None],
+        give_up: Callable[[Link, RdataGroup | Announcement], None],
     ) -> None:
         self._context = context
         self._decoder = decoder
-        self._enqueue = enqueue
         self._connected = connected
+        self._enqueue = enqueue
+        self._handle = handle
+        self._give_up = give_up
         # The source of a stream that is held in memory already queries the writer.
         held_in_memory = context.description.held_in_memory
         self._partial = None if held_in_memory else context.partial
@@ -136,28 +140,34 @@ class CatchUps:
         :param is_partial: whether the page comes from the writer's backlog.
         """
         reader = writer.reader
-        if reader.request is not fetch:
+        page = self._accept_page(writer, fetch, result)
+        if page is not None:
+            if not (is_partial or self._context.description.held_in_memory):
+                writer.resync = Resync.FULL
+            elif writer.resync is None:
+                writer.resync = Resync.PARTIAL
+            event = self._event(writer)
+            await self.proceed(writer)
+            if reader.page is page:
+                await self._deliver(writer, page, event, is_partial)
+        await self.resume(writer)
+
+    def _accept_page(
+        self, writer: Writer, fetch: Fetch, result: StreamUpdateResult | Exception
+    ) -> Page | None:
+        """Return the page to deliver, if there is one."""
+        if writer.reader.request is not fetch:
             # The page is not wanted any more.
-            return
+            return None
         if isinstance(result, Exception):
             self._fail(writer, result)
-            return
+            return None
         try:
-            page = reader.page_fetched(fetch, result)
+            return writer.reader.page_fetched(fetch, result)
         except Exception as error:  # noqa: BLE001 -- reported to the observer
             # The host's own source may have returned anything.
             self._fail(writer, error)
-            return
-        if page is None:
-            return
-        if not (is_partial or self._context.description.held_in_memory):
-            writer.resync = Resync.FULL
-        elif writer.resync is None:
-            writer.resync = Resync.PARTIAL
-        event = self._event(writer)
-        await self.proceed(writer)
-        if reader.page is page:
-            await self._deliver(writer, page, event, is_partial)
+            return None
 
     async def _deliver(
         self, writer: Writer, page: Page, event: CatchUpEvent, is_partial: bool
@@ -220,6 +230,36 @@ class CatchUps:
         attempts = reader.delivery_failed([token for token, _ in left])
         self._retry_later(writer, attempts, error)
 
+    # -- parked items -----------------------------------------------------------------
+
+    def park(self, writer: Writer, link: Link, item: RdataGroup | Announcement) -> None:
+        """Store an item until the page that is being fetched was handled."""
+        writer.parked.append((link, item))
+        writer.parked_size += size_of(item)
+        if writer.parked_size > self._context.options.max_queue_size:
+            self.give_up_parked(writer)
+            self._enqueue(writer)
+
+    async def resume(self, writer: Writer) -> None:
+        """Handle what was parked, unless only it would be fetched again."""
+        reader = writer.reader
+        if reader.catch_up is not None and not reader.catch_up.is_fetched:
+            # More pages follow: the parked items only raise the target.
+            self.give_up_parked(writer)
+        await self.proceed(writer)
+        while writer.parked and reader.request is None:
+            link, item = writer.parked.popleft()
+            writer.parked_size -= size_of(item)
+            waiting = self._handle(link, item)
+            if waiting is not None:
+                await waiting
+
+    def give_up_parked(self, writer: Writer) -> None:
+        """Give up what was parked: it is fetched."""
+        while writer.parked:
+            self._give_up(*writer.parked.popleft())
+        writer.parked_size = 0
+
     # -- actions ----------------------------------------------------------------------
 
     def _begin_fetch(self, writer: Writer, fetch: Fetch) -> None:
@@ -239,8 +279,7 @@ class CatchUps:
                 result, is_partial = error, False
             seconds = context.clock.seconds() - started
             context.observer.observe(CatchUpStepEnded(event, seconds))
-            handle = partial(self._handle_page, writer, fetch, result, is_partial)
-            self._enqueue(Step(writer, handle))
+            self._enqueue(partial(self._handle_page, writer, fetch, result, is_partial))
             self.fetches.pop(fetch).callback(None)
 
         self.fetches[fetch] = Deferred()
@@ -314,8 +353,12 @@ class CatchUps:
         writer.reader.advanced(advance.token, self._context.clock.seconds())
 
     def _pause(self, writer: Writer, pause: Pause) -> None:
-        step = Step(writer, writer.reader.timer_due)
-        writer.timer.start(pause.seconds, self._enqueue, step)
+        end = partial(self._end_pause, writer)
+        writer.timer.start(pause.seconds, self._enqueue, end)
+
+    def _end_pause(self, writer: Writer) -> Awaitable[None]:
+        writer.reader.timer_due()
+        return self.resume(writer)
 
     def _report_connected(self, writer: Writer, action: Connected) -> None:
         context = self._context

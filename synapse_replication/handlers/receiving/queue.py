@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from msgspec import Struct
 
@@ -26,6 +26,9 @@ from synapse_replication.handlers.events import BackgroundTask
 from synapse_replication.handlers.receiving.context import StreamContext
 
 ItemT = TypeVar("ItemT")
+
+#: The approximate memory for a queued item or row in addition to its text, in bytes.
+ROW_OVERHEAD: Final = 80
 
 
 class Queued(Struct, Generic[ItemT]):
@@ -36,8 +39,8 @@ class Queued(Struct, Generic[ItemT]):
     """
 
     item: ItemT
-    length: int
-    size: int
+    length: int = 1
+    size: int = ROW_OVERHEAD
 
 
 class DrainedQueue(Generic[ItemT]):
@@ -76,8 +79,11 @@ class DrainedQueue(Generic[ItemT]):
         self._is_reported = False
         self._process: Awaitable[object] | None = None
 
-    def put(self, item: ItemT, length: int, size: int) -> None:
-        """Append an item, and start the background process if it is not running."""
+    def put(self, item: ItemT, length: int = 1, size: int = ROW_OVERHEAD) -> None:
+        """Append an item, and start the background process if it is not running.
+
+        See :class:`Queued`; by default, the item contains no rows.
+        """
         self._items.append(Queued(item, length, size))
         self._length += length
         self._size += size

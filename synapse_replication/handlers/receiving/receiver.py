@@ -38,7 +38,7 @@ from synapse_replication.handlers.events import (
     UnannouncedFound,
 )
 from synapse_replication.handlers.interfaces import LateRowSink, Link
-from synapse_replication.handlers.receiving.catch_up import CatchUps, Step
+from synapse_replication.handlers.receiving.catch_up import CatchUps, Work
 from synapse_replication.handlers.receiving.context import StreamContext
 from synapse_replication.handlers.receiving.decoding import RowDecoder
 from synapse_replication.handlers.receiving.queue import DrainedQueue, Queued
@@ -52,6 +52,7 @@ from synapse_replication.handlers.receiving.writers import (
     ReportedPosition,
     Writer,
     Writers,
+    size_of,
 )
 from synapse_replication.streams.reader import Finding, Reader, Verdict
 from synapse_replication.streams.stream import RemovedWriter
@@ -64,13 +65,8 @@ from synapse_replication.wire.rdata import InterleavedGroup, RdataGroup
 MAX_LATE = 100
 LATE_RETRY = 10.0
 
-#: The approximate memory for a queued item or row in addition to its text, in bytes.
-ROW_OVERHEAD = 80
-
-
-#: What a queue contains: what arrived on a link, or work of this process, which must be
-#: done after what arrived before.
-_Item: TypeAlias = tuple[Link, Received] | Step | Callable[[], Awaitable[None] | None]
+#: What a queue contains: what arrived on a link, or work of this process.
+_Item: TypeAlias = tuple[Link, Received] | Work
 
 
 class StreamReceiver:
@@ -92,15 +88,16 @@ class StreamReceiver:
         )
         decoder = RowDecoder(context)
         self._catch_ups = CatchUps(
-            context, decoder, self._enqueue, ask, self._search.request
+            context,
+            decoder,
+            ask,
+            self._search.request,
+            self._queue.put,
+            self._handle,
+            self._give_up_item,
         )
         self._rows = RowHandler(
-            context,
-            self._writers,
-            decoder,
-            self._catch_ups,
-            self._park,
-            self._give_up_behind,
+            context, self._writers, decoder, self._catch_ups, self._give_up_behind
         )
 
     # -- links ------------------------------------------------------------------------
@@ -110,7 +107,7 @@ class StreamReceiver:
         self._writers.link_up(link)
         for writer in self._writers.all():
             if writer.reader.catch_up is not None:
-                self._enqueue(Step(writer))
+                self._queue.put(writer)
         self._search.request()
 
     def link_lost(self, link: Link) -> None:
@@ -119,7 +116,7 @@ class StreamReceiver:
             # Start no background process: the host may be shutting down.
             self._remove_link(link)
         else:
-            self._enqueue(partial(self._remove_link, link))
+            self._queue.put(partial(self._remove_link, link))
 
     def readers(self) -> Mapping[str, Reader]:
         """Return the reader of each writer, by name. Thread-safe."""
@@ -162,7 +159,7 @@ class StreamReceiver:
     def enqueue_lost_row(self, link: Link, instance_name: str) -> None:
         """Enqueue a marker in place of a row that could not be parsed."""
         self._context.discard(instance_name, DiscardReason.UNPARSABLE, 1)
-        self._put(link, LostRow(instance_name))
+        self._queue.put((link, LostRow(instance_name)))
 
     def enqueue_position(self, link: Link, position: PositionCommand) -> None:
         """Enqueue a writer's POSITION, unless it is redundant."""
@@ -181,7 +178,7 @@ class StreamReceiver:
         if self._follows(link, instance_name, token):
             context.discard(instance_name, DiscardReason.REDUNDANT_POSITION, 1)
         else:
-            self._put(link, position)
+            self._queue.put((link, position))
 
     def enqueue_report(
         self,
@@ -211,15 +208,16 @@ class StreamReceiver:
             and self._context.description.held_in_memory
             and not self._follows_epoch(link, instance_name, epoch)
         ):
-            self._put(link, ReportedEpoch(instance_name, token, epoch, has_restarted))
-        if not self._follows(link, instance_name, token):
-            self._put(
-                link, ReportedPosition(instance_name, prev_token, token, is_first)
+            self._queue.put(
+                (link, ReportedEpoch(instance_name, token, epoch, has_restarted))
             )
+        if not self._follows(link, instance_name, token):
+            report = ReportedPosition(instance_name, prev_token, token, is_first)
+            self._queue.put((link, report))
 
     def enqueue_stored_position(self, instance_name: str, token: int) -> None:
         """Enqueue a stored position that is ahead of what its writer announced."""
-        self._enqueue(partial(self._handle_stored, instance_name, token))
+        self._queue.put(partial(self._handle_stored, instance_name, token))
 
     def range_to_verify(
         self, instance_name: str, stored: int, *, is_wanted: bool
@@ -236,7 +234,7 @@ class StreamReceiver:
             writer.ledger = None
         elif writer.ledger is None:
             # Begin when no row is being delivered: its token is recorded before.
-            self._enqueue(partial(self._begin_verification, writer))
+            self._queue.put(partial(self._begin_verification, writer))
         ledger = writer.ledger
         if ledger is None or writer.reader.catch_up is not None:
             return None
@@ -258,7 +256,7 @@ class StreamReceiver:
                 RowsUnannounced(context.name, writer.name, tuple(missing))
             )
             if isinstance(context.sink, LateRowSink):
-                self._enqueue(partial(self._handle_late, instance_name, missing))
+                self._queue.put(partial(self._handle_late, instance_name, missing))
 
     async def wait_until_empty(self) -> None:
         """Wait until everything received was handled, and no rows are being fetched."""
@@ -278,26 +276,22 @@ class StreamReceiver:
         reader = self._writers.get(instance_name).reader
         return self._queue.is_idle and reader.follows_epoch(link, epoch)
 
-    def _put(self, link: Link, item: Announcement) -> None:
-        self._queue.put((link, item), 1, ROW_OVERHEAD)
-
     def _put_rows(self, link: Link, group: RdataGroup | InterleavedGroup) -> None:
-        self._queue.put((link, group), len(group.rows), _size_of(group))
-
-    def _enqueue(self, item: Step | Callable[[], Awaitable[None] | None]) -> None:
-        self._queue.put(item, 1, ROW_OVERHEAD)
+        self._queue.put((link, group), len(group.rows), size_of(group))
 
     def _enqueue_removed(self, instance_name: str, removed: RemovedWriter) -> None:
-        self._enqueue(partial(self._handle_removed, instance_name, removed))
+        self._queue.put(partial(self._handle_removed, instance_name, removed))
 
     # -- the queue --------------------------------------------------------------------
 
     def _consume(self, item: _Item) -> Awaitable[None] | None:
-        if isinstance(item, Step):
-            return self._take_step(item)
-        if not isinstance(item, tuple):
-            return item()
-        link, received = item
+        if isinstance(item, tuple):
+            return self._handle(*item)
+        if isinstance(item, Writer):
+            return self._catch_ups.resume(item)
+        return item()
+
+    def _handle(self, link: Link, received: Received) -> Awaitable[None] | None:
         if isinstance(received, RdataGroup):
             waiting = self._rows.handle(link, received)
             return waiting and self._finish(link, [received], waiting)
@@ -306,7 +300,7 @@ class StreamReceiver:
             return self._finish(link, received.groups(), waiting)
         writer = self._writers.refreshed(received.instance_name)
         if writer.reader.request is not None:
-            self._park(writer, link, received)
+            self._catch_ups.park(writer, link, received)
             return None
         self._handle_announcement(writer, link, received)
         return self._catch_ups.proceed(writer)
@@ -327,19 +321,13 @@ class StreamReceiver:
                 if link in reader.links:
                     reader.drop_unfinished(link)
 
-    async def _take_step(self, step: Step) -> None:
-        waiting = step.begin and step.begin()
-        if waiting is not None:
-            await waiting
-        await self._resume(step.writer)
-
     def _begin_verification(self, writer: Writer) -> None:
         if writer.ledger is None:
             writer.ledger = TokenLedger(self._context.stream.current_token(writer.name))
 
     def _remove_link(self, link: Link) -> None:
         for writer in self._writers.link_lost(link):
-            self._give_up_parked(writer)
+            self._catch_ups.give_up_parked(writer)
             writer.reader.link_lost(link)
             if not writer.reader.links:
                 writer.timer.stop()
@@ -359,7 +347,7 @@ class StreamReceiver:
                 context.observer.observe(
                     RemovedWriterFound(context.name, writer.name, reader.position, upto)
                 )
-            await self._resume(writer)
+            await self._catch_ups.resume(writer)
         elif finding is Finding.EXPECTED and writer.drained_upto is None:
             writer.drained_upto = reader.position
             context.observer.observe(
@@ -389,7 +377,7 @@ class StreamReceiver:
         except Exception as error:  # noqa: BLE001 -- reported to the observer
             context.observer.failure(f"delivering late rows of {context.name}", error)
             rest = partial(self._handle_late, instance_name, tokens[delivered:])
-            context.clock.call_later(LATE_RETRY, self._enqueue, rest)
+            context.clock.call_later(LATE_RETRY, self._queue.put, rest)
         if delivered:
             context.observer.observe(
                 LateRows(context.name, instance_name, tuple(tokens[:delivered]))
@@ -429,36 +417,7 @@ class StreamReceiver:
             lost = reader.lost_rows(link)
             context.discard(name, DiscardReason.CATCHING_UP, lost)
 
-    # -- parked items -----------------------------------------------------------------
-
-    def _park(
-        self, writer: Writer, link: Link, item: RdataGroup | Announcement
-    ) -> None:
-        """Store an item until the page that is being fetched was handled."""
-        writer.parked.append((link, item))
-        writer.parked_size += _size_of(item)
-        if writer.parked_size > self._context.options.max_queue_size:
-            self._give_up_parked(writer)
-            self._enqueue(Step(writer))
-
-    async def _resume(self, writer: Writer) -> None:
-        """Handle what was parked, unless only it would be fetched again."""
-        reader = writer.reader
-        if reader.catch_up is not None and not reader.catch_up.is_fetched:
-            # More pages follow: the parked items only raise the target.
-            self._give_up_parked(writer)
-        await self._catch_ups.proceed(writer)
-        while writer.parked and reader.request is None:
-            link, item = writer.parked.popleft()
-            writer.parked_size -= _size_of(item)
-            waiting = self._consume((link, item))
-            if waiting is not None:
-                await waiting
-
-    def _give_up_parked(self, writer: Writer) -> None:
-        while writer.parked:
-            self._give_up_item(*writer.parked.popleft())
-        writer.parked_size = 0
+    # -- a full queue ------------------------------------------------------------------
 
     def _give_up(self, queued_items: Iterable[Queued[_Item]]) -> list[Queued[_Item]]:
         """Handle a full queue's items without delivering their rows.
@@ -469,8 +428,8 @@ class StreamReceiver:
         kept = []
         given_up: dict[str, None] = {}
         for queued in queued_items:
-            if isinstance(queued.item, Step) and queued.item.begin is None:
-                given_up[queued.item.writer.name] = None
+            if isinstance(queued.item, Writer):
+                given_up[queued.item.name] = None
                 continue
             if not isinstance(queued.item, tuple):
                 kept.append(queued)
@@ -481,14 +440,11 @@ class StreamReceiver:
             ):
                 given_up[each.instance_name] = None
                 self._give_up_behind(link, each)
-        for name in given_up:
-            step = Step(self._writers.get(name))
-            kept.append(Queued(step, 1, ROW_OVERHEAD))
-        return kept
+        return kept + [Queued(self._writers.get(name)) for name in given_up]
 
     def _give_up_behind(self, link: Link, item: RdataGroup | Announcement) -> None:
         """Give up an item, and before it what of its writer is parked."""
-        self._give_up_parked(self._writers.get(item.instance_name))
+        self._catch_ups.give_up_parked(self._writers.get(item.instance_name))
         self._give_up_item(link, item)
 
     def _give_up_item(self, link: Link, item: RdataGroup | Announcement) -> None:
@@ -508,9 +464,3 @@ class StreamReceiver:
                     reader.overflow(token)
             reader.drop_unfinished(link)
         self._context.discard(writer.name, reason, len(item.rows))
-
-
-def _size_of(item: Received) -> int:
-    if isinstance(item, (RdataGroup, InterleavedGroup)):
-        return sum(map(len, item.rows)) + len(item.rows) * ROW_OVERHEAD
-    return ROW_OVERHEAD

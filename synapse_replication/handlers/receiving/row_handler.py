@@ -42,7 +42,6 @@ class RowHandler:
 
     Use it in the reactor's thread only.
 
-    :param park: stores rows of a writer until its page was fetched.
     :param give_up: has rows fetched that are not handled.
     :ivar overflow_count: how often the items of a full queue were given up.
     """
@@ -51,7 +50,6 @@ class RowHandler:
     _writers: Writers
     _decoder: RowDecoder
     _catch_ups: CatchUps
-    _park: Callable[[Writer, Link, RdataGroup], None]
     _give_up: Callable[[Link, RdataGroup], None]
     overflow_count: int = attrs.field(default=0, init=False)
 
@@ -65,7 +63,7 @@ class RowHandler:
         """
         writer = self._writers.get(group.instance_name)
         if writer.reader.request is not None:
-            self._park(writer, link, group)
+            self._catch_ups.park(writer, link, group)
             return None
         if len(group.rows) > SLICE:
             return self._handle_slices(writer, link, group)

@@ -11,6 +11,7 @@ from msgspec import Struct, field
 from synapse_replication.handlers.events import Resync
 from synapse_replication.handlers.interfaces import Link
 from synapse_replication.handlers.receiving.context import StreamContext
+from synapse_replication.handlers.receiving.queue import ROW_OVERHEAD
 from synapse_replication.handlers.timer import Timer
 from synapse_replication.streams.reader import Reader, ReaderPolicy
 from synapse_replication.streams.token_ledger import TokenLedger
@@ -54,6 +55,13 @@ class ReportedEpoch(Struct, frozen=True):
 
 Announcement: TypeAlias = PositionCommand | ReportedPosition | ReportedEpoch | LostRow
 Received: TypeAlias = RdataGroup | InterleavedGroup | Announcement
+
+
+def size_of(item: Received) -> int:
+    """Return the approximate size of an item in memory, in bytes."""
+    if isinstance(item, (RdataGroup, InterleavedGroup)):
+        return sum(map(len, item.rows)) + len(item.rows) * ROW_OVERHEAD
+    return ROW_OVERHEAD
 
 
 class Writer(Struct, eq=False):
