@@ -25,7 +25,7 @@ print(*sorted({name.partition(".")[0] for name in sys.modules}))
 HOST_PROGRAM = """
 import importlib, sys
 import synapse_replication.dropin.__main__
-from synapse_replication.dropin.replaced_names import SUBSTITUTIONS
+from synapse_replication.dropin.substitution import SUBSTITUTIONS
 for known in SUBSTITUTIONS:
     importlib.import_module(known.replacement.partition(":")[0])
 print(*(name for name in sys.modules if name.startswith("synapse_replication.")))

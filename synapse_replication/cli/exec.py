@@ -4,26 +4,28 @@ If an error prevents the start of the module, the exit status is 2. Otherwise, i
 status of the module, which may also be 2. ``--list`` starts no module; its exit status
 is 0, or 2 after an error.
 
-The command replaces its process with one that runs the module: see
-:mod:`synapse_replication.dropin.launcher`.
+Theory of operation: a command line that has been parsed is of no further use, but its
+modules take 1.5 MB. Therefore the process is replaced, as by exec(3), with one that
+runs only ``dropin/__main__.py``, and finds the settings in its environment.
 """
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 
 import click
 from msgspec.structs import asdict
 
-from synapse_replication.cli.common import command
-from synapse_replication.dropin import launcher
-from synapse_replication.dropin.replaced_names import PARTS
+from synapse_replication.cli.common import command, fail
+from synapse_replication.dropin import substitution
 from synapse_replication.dropin.settings import DropInSettings, variable
-from synapse_replication.dropin.substitution import SubstitutionError
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _DEFAULTS: Final = asdict(DropInSettings())
+_PREFIX: Final = "synapse-replication exec: "
 
 
 def _split(ctx: click.Context, param: click.Parameter, value: str) -> tuple[str, ...]:
@@ -54,7 +56,7 @@ def _setting(flags: str, **more: Any) -> Callable[[_Command], _Command]:
     default="",
     callback=_split,
     metavar="PARTS",
-    help=f"Replace only these parts ({','.join(PARTS)}).",
+    help=f"Replace only these parts ({','.join(substitution.PARTS)}).",
 )
 @click.option(
     "--except",
@@ -123,14 +125,83 @@ def exec_command(
 ) -> None:
     """Run a module of Synapse with this package's replication."""
     try:
-        substitutions = launcher.choose(only, excepted)
+        substitutions = substitution.choose(only, excepted)
         if as_list:
-            click.echo(launcher.describe_substitutions(substitutions))
+            click.echo(_describe(substitutions))
             return
         if module is None:
             raise click.UsageError("name a module with -m MODULE, or use --list")
-        if (warning := launcher.check_version(strict=strict)) is not None:
-            launcher.print_error(f"{warning}; continuing, because --strict is not set")
-    except SubstitutionError as error:
-        launcher.fail(error)
-    launcher.exec_module(substitutions, module, arguments, DropInSettings(**settings))
+        _check_version(strict=strict)
+    except substitution.SubstitutionError as error:
+        problems = [*error.problems, "nothing was started"]
+        fail("\n".join(f"{_PREFIX}{problem}" for problem in problems))
+    _exec_module(substitutions, module, arguments, DropInSettings(**settings))
+
+
+def _describe(substitutions: Sequence[substitution.Substitution]) -> str:
+    """Return a text with the replaced names, and the tested and installed versions."""
+    width = max(len(known.part) for known in substitutions)
+    lines = [
+        f"{known.part:<{width}}  {known}\n{'':<{width}}    -> {known.replacement}"
+        for known in substitutions
+    ]
+    tested = ", ".join(substitution.TESTED_VERSIONS)
+    found = substitution.installed_version() or "none"
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f"Tested with {substitution.DISTRIBUTION} {tested}; "
+            f"installed here: {found}.",
+        ]
+    )
+
+
+def _check_version(*, strict: bool) -> None:
+    """Print a warning if the installed version was not tested.
+
+    :param strict: whether to reject a version that was not tested.
+    :raises SubstitutionError: if Synapse is not installed, or its version is rejected.
+    """
+    installed = substitution.installed_version()
+    problem = substitution.version_problem(installed)
+    if problem is None:
+        return
+    if strict or installed is None:
+        raise substitution.SubstitutionError([problem])
+    click.echo(f"{_PREFIX}{problem}; continuing, because --strict is not set", err=True)
+
+
+def _exec_module(
+    substitutions: Sequence[substitution.Substitution],
+    module: str,
+    arguments: Sequence[str],
+    settings: DropInSettings,
+) -> NoReturn:
+    """Replace this process with one that applies substitutions and runs a module.
+
+    :param substitutions: the names to replace; all those of their parts.
+    :param module: the module to run as ``__main__``.
+    :param arguments: its arguments.
+    """
+    parts = ",".join(dict.fromkeys(known.part for known in substitutions))
+    command = [
+        sys.executable,
+        *interpreter_options(sys.orig_argv, len(sys.argv) - 1),
+        *("-m", "synapse_replication.dropin", parts, module, *arguments),
+    ]
+    os.execve(sys.executable, command, {**os.environ, **settings.to_environ()})
+
+
+def interpreter_options(command_line: Sequence[str], arguments: int) -> list[str]:
+    """Return the options of Python on a command line.
+
+    :param command_line: as in ``sys.orig_argv``.
+    :param arguments: the number of arguments of the program, which are at the end.
+    """
+    options = list(command_line[1 : len(command_line) - arguments - 1])
+    if options and options[-1].startswith("-") and options[-1].endswith("m"):
+        # The program is a module. Options without values may precede the letter: "-Im".
+        last = options.pop()[:-1]
+        options += [last] if last != "-" else []
+    return options

@@ -18,15 +18,15 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from synapse_replication.dropin import announcement
-from synapse_replication.dropin.launcher import (
-    choose,
-    fail,
-    installed_version,
-    version_problem,
-)
 from synapse_replication.dropin.monitoring import load_hooks
 from synapse_replication.dropin.settings import own_settings
-from synapse_replication.dropin.substitution import SubstitutionError, substitute
+from synapse_replication.dropin.substitution import (
+    SubstitutionError,
+    choose,
+    installed_version,
+    substitute,
+    version_problem,
+)
 from synapse_replication.errors import HooksNotFoundError
 
 
@@ -36,7 +36,9 @@ def main() -> NoReturn:
     try:
         _prepare(parts.split(","))
     except (SubstitutionError, HooksNotFoundError) as error:
-        fail(error)
+        for line in [*str(error).splitlines(), "nothing was started"]:
+            sys.stderr.write(f"synapse-replication exec: {line}\n")
+        sys.exit(2)
     sys.argv = [module, *arguments]
     # run_module() replaces __main__ in sys.modules, so store the present __main__ under
     # a second name. Otherwise, inspect.stack() would search all modules for the file of

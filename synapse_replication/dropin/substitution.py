@@ -1,27 +1,47 @@
-"""Replaces names in a host's modules with this package's implementations.
+"""The names of Synapse that this package replaces, and their replacement.
 
-Theory of operation: a :class:`Substitution` describes a name of the host, its
-signature, and the methods that its callers use. :func:`check` compares the description
-with the installed host, whose modules it imports, and replaces nothing.
-:func:`substitute` then replaces the name in its module, and in every module of the host
-that imported it with ``from ... import``, so that the modules of the host do not use a
-mixture of both implementations.
-
-``replaced_names.py`` reads the names from ``replaced_names.csv``.
+Theory of operation: each row of ``replaced_names.csv`` is a :class:`Substitution`: a
+name of the host, its signature, and the methods that its callers use, as they were read
+from installed packages. A row belongs to a part of the host, which an operator can
+select. :func:`check` compares rows with the installed host, whose modules it imports,
+and replaces nothing. :func:`substitute` then replaces the name in its module, and in
+every module of the host that imported it with ``from ... import``, so that the modules
+of the host do not use a mixture of both implementations.
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import inspect
 import sys
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from types import MappingProxyType, ModuleType
-from typing import Any
+from typing import Any, Final
 
 from msgspec import Struct
 
+from synapse_replication.data_files import read_table
 from synapse_replication.errors import ReplicationError
+
+#: The distribution that the table describes.
+DISTRIBUTION: Final = "matrix-synapse"
+
+#: The versions of matrix-synapse with which the table was tested.
+TESTED_VERSIONS: Final = ("1.153.0", "1.163.0", "1.163.1", "1.163.2")
+
+#: The parts that an operator can select, each with its description.
+PARTS: Final = {
+    "commands": "the commands of the protocol",
+    "protocol": "both ends of a direct TCP connection",
+    "handler": "the command handler and the streamer",
+    "notifier": "the notifications of changed streams within a process",
+    "redis": "connections to Redis",
+    "backlog": "recently sent rows, retained for readers that missed them",
+    "external_cache": "the cache in Redis that all processes share",
+    "ids": "ids and positions in the database",
+}
 
 
 class SubstitutionError(ReplicationError):
@@ -65,6 +85,67 @@ class Substitution(Struct, frozen=True):
         module, _, name = self.replacement.partition(":")
         ours = getattr(importlib.import_module(module), name)
         return ours(original) if self.extends else ours
+
+
+def _read_substitution(row: Mapping[str, str]) -> Substitution:
+    """Return a substitution; the names are relative to ``synapse`` and this package."""
+    module, _, name = row["Name"].partition(":")
+    signatures = row["Signatures"].splitlines()
+    # Signatures that begin with a name are those of methods.
+    methods = [each for each in signatures if not each.startswith("(")]
+    return Substitution(
+        part=row["Part"],
+        module=f"synapse.{module}",
+        name=name,
+        replacement=f"synapse_replication.{row['Replacement']}",
+        shapes=tuple(each for each in signatures if each not in methods),
+        methods={each[: each.index("(")]: each[each.index("(") :] for each in methods},
+        extends=row["Extends"] == "yes",
+    )
+
+
+SUBSTITUTIONS: Final = tuple(
+    map(_read_substitution, read_table(Path(__file__).with_name("replaced_names.csv")))
+)
+
+
+def choose(only: Iterable[str], excepted: Iterable[str]) -> tuple[Substitution, ...]:
+    """Return the substitutions of the selected parts.
+
+    :param only: the parts to replace; all if empty.
+    :param excepted: the parts that are not replaced.
+    :raises SubstitutionError: if a part does not exist, or no part is selected.
+    """
+    only, excepted = set(only), set(excepted)
+    if unknown := sorted((only | excepted) - set(PARTS)):
+        known = ", ".join(PARTS)
+        raise SubstitutionError(
+            [f"there is no part {', '.join(unknown)}; the parts are {known}"]
+        )
+    parts = (only or set(PARTS)) - excepted
+    if not parts:
+        raise SubstitutionError(["every part is excluded: nothing would be replaced"])
+    return tuple(known for known in SUBSTITUTIONS if known.part in parts)
+
+
+def installed_version() -> str | None:
+    """Return the installed version of Synapse; ``None`` if it is not installed."""
+    try:
+        return importlib.metadata.version(DISTRIBUTION)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def version_problem(version: str | None) -> str | None:
+    """Return why a version counts as untested; ``None`` if it was tested."""
+    tested = ", ".join(TESTED_VERSIONS)
+    if version is None:
+        return f"{DISTRIBUTION} is not installed in the environment of {sys.executable}"
+    if version not in TESTED_VERSIONS:
+        return (
+            f"{DISTRIBUTION} {version} was not tested; the tested versions are {tested}"
+        )
+    return None
 
 
 def shape(function: Any, *, is_method: bool = False) -> str:

@@ -8,9 +8,8 @@ from click.testing import CliRunner
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.cli.common import EXIT_USAGE
-from synapse_replication.cli.exec import exec_command
-from synapse_replication.dropin.launcher import DISTRIBUTION
-from synapse_replication.dropin.replaced_names import TESTED_VERSIONS
+from synapse_replication.cli.exec import exec_command, interpreter_options
+from synapse_replication.dropin.substitution import DISTRIBUTION, TESTED_VERSIONS
 
 
 class ExecTests(SynchronousTestCase):
@@ -63,3 +62,23 @@ class ExecTests(SynchronousTestCase):
             result = CliRunner().invoke(exec_command, ["-m", "this"])
             self.assertEqual(result.exit_code, EXIT_USAGE)
             self.assertIn("matrix-synapse is not installed", result.output)
+
+
+class InterpreterOptionsTests(SynchronousTestCase):
+    """Tests for interpreter_options."""
+
+    def check(self, command_line: str, options: str) -> None:
+        words = [*command_line.split(), "exec", "-m", "x"]
+        self.assertEqual(interpreter_options(words, 3), options.split())
+
+    def test_module(self) -> None:
+        """The options of Python precede ``-m`` and the module's name."""
+        self.check("python -m synapse_replication", "")
+        self.check("python -X dev -m synapse_replication", "-X dev")
+        self.check("python -Wd -Im synapse_replication", "-Wd -I")
+        self.check("python -O -msynapse_replication", "-O")
+
+    def test_script(self) -> None:
+        """The options of Python precede the path of a script."""
+        self.check("python /usr/bin/synapse-replication", "")
+        self.check("python -I /usr/bin/synapse-replication", "-I")

@@ -1,20 +1,33 @@
-"""Tests for substituting the host's classes."""
+"""Tests for the names of the host that are replaced, and for their replacement."""
 
 from __future__ import annotations
 
+import inspect
 import sys
 from types import ModuleType
 from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
+from twisted.web.resource import Resource
 
+from synapse_replication.dropin.protocol import (
+    DropInClientProtocol,
+    DropInServerProtocol,
+)
 from synapse_replication.dropin.substitution import (
+    PARTS,
+    SUBSTITUTIONS,
+    TESTED_VERSIONS,
     Substitution,
     SubstitutionError,
     check,
+    choose,
     shape,
     substitute,
+    version_problem,
 )
+from synapse_replication.dropin.tcp_ends import make_client_end, make_server_end
+from tests.dropin.host import HostNotifier
 
 
 class Ours:
@@ -136,3 +149,98 @@ class SubstituteTests(SynchronousTestCase):
         broken = self._known(replacement="synapse_replication:gone")
         self.assertRaises(AttributeError, substitute, [self._known(), broken])
         self.assertIs(self.defining.Theirs, Theirs)
+
+
+class ChooseTests(SynchronousTestCase):
+    """Tests for choose."""
+
+    def test_all(self) -> None:
+        """By default, all parts are replaced."""
+        self.assertEqual(choose((), ()), SUBSTITUTIONS)
+
+    def test_only_and_except(self) -> None:
+        """Parts can be selected or excluded."""
+        only = {known.part for known in choose(("redis", "ids"), ())}
+        self.assertEqual(only, {"redis", "ids"})
+        others = {known.part for known in choose((), ("ids",))}
+        self.assertEqual(others, set(PARTS) - {"ids"})
+
+    def test_unknown_or_no_part(self) -> None:
+        """
+        An unknown part is an error that lists the known ones; selecting no part is an
+        error.
+        """
+        error = self.assertRaises(SubstitutionError, choose, ("redes",), ())
+        self.assertIn("redes", str(error))
+        self.assertIn("redis", str(error))
+        self.assertRaises(SubstitutionError, choose, ("ids",), ("ids",))
+
+
+class VersionProblemTests(SynchronousTestCase):
+    """Tests for version_problem."""
+
+    def test_tested(self) -> None:
+        """A tested version has no problem."""
+        self.assertIs(version_problem(TESTED_VERSIONS[0]), None)
+
+    def test_other(self) -> None:
+        """The problem of another version names this version and the tested ones."""
+        problem = version_problem("0.1") or ""
+        self.assertIn("0.1", problem)
+        self.assertIn(TESTED_VERSIONS[-1], problem)
+        self.assertIn("not installed", version_problem(None) or "")
+
+
+class Extended(Resource):
+    """A double of a class of the host that a replacement extends."""
+
+    def __init__(self, hs: object) -> None: ...
+
+
+#: The classes of the objects that some replacements, which are functions, return.
+RETURNED = {
+    make_client_end: DropInClientProtocol,
+    make_server_end: DropInServerProtocol,
+}
+
+
+def _load(known: Substitution) -> Any:
+    original = HostNotifier if known.part == "notifier" else Extended
+    return known.load_replacement(original)
+
+
+class TableTests(SynchronousTestCase):
+    """Tests that the replacements have the signatures of the host's classes."""
+
+    def test_calls(self) -> None:
+        """The replacements have the same signatures as in the newest host."""
+        for known in SUBSTITUTIONS:
+            if known.shapes:
+                with self.subTest(str(known)):
+                    found = shape(_load(known))
+                    self.assertEqual(found, known.shapes[0])
+
+    def test_methods(self) -> None:
+        """
+        The replacements have every method that the host calls, with as many parameters.
+        """
+        for known in SUBSTITUTIONS:
+            replacement = _load(known)
+            replacement = RETURNED.get(replacement, replacement)
+            for name, expected in known.methods.items():
+                with self.subTest(f"{known}.{name}"):
+                    method = inspect.getattr_static(replacement, name)
+                    found = shape(method, is_method=True)
+                    self.assertEqual(found.count(","), expected.count(","))
+                    self.assertEqual(found == "()", expected == "()")
+
+    def test_parts(self) -> None:
+        """Every part has substitutions, and every substitution belongs to a part."""
+        self.assertEqual({known.part for known in SUBSTITUTIONS}, set(PARTS))
+
+    def test_nothing_twice(self) -> None:
+        """
+        No name is replaced twice.
+        """
+        names = [str(known) for known in SUBSTITUTIONS]
+        self.assertEqual(sorted(set(names)), sorted(names))

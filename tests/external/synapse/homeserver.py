@@ -12,8 +12,7 @@ from twisted.internet import reactor  # noqa: TID251 -- the one of these tests
 from twisted.internet.task import deferLater
 from twisted.trial.unittest import TestCase
 
-from synapse_replication.dropin.replaced_names import SUBSTITUTIONS
-from synapse_replication.dropin.substitution import substitute
+from synapse_replication.dropin.substitution import SUBSTITUTIONS, substitute
 from synapse_replication.testing.servers import PrivateRedis, shared_postgres
 
 _KEY = "ed25519 a_test 5R5ZsFBtqr9TZ2lPKfsPf8GTkJzVsKXFLhP4cRhU1zA"
