@@ -17,8 +17,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from synapse_replication.dropin import announcement
-from synapse_replication.dropin.monitoring import load_hooks
+from synapse_replication.dropin.observer import load_hooks, prepare_announcement
 from synapse_replication.dropin.settings import own_settings
 from synapse_replication.dropin.substitution import (
     SubstitutionError,
@@ -59,7 +58,7 @@ def _prepare(parts: Sequence[str]) -> None:
     """
     substitute(choose(parts, ()))
     installed = installed_version()
-    announcement.prepare(parts, installed, version_problem(installed))
+    prepare_announcement(parts, installed, version_problem(installed))
     load_hooks(own_settings().hooks)
 
 

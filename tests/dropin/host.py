@@ -15,8 +15,7 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.dropin.handler import DropInCommandHandler
-from synapse_replication.dropin.monitoring import Monitoring
-from synapse_replication.dropin.observer import _monitoring
+from synapse_replication.dropin.observer import Monitoring, _monitoring
 from synapse_replication.dropin.resource import DropInStreamer
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.wire.commands import parse_command_from_line
