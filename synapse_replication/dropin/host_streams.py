@@ -19,8 +19,8 @@ import importlib
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
+from weakref import WeakValueDictionary
 
-from synapse_replication.dropin.generators import generators
 from synapse_replication.dropin.settings import own_settings
 from synapse_replication.errors import RowDecodeError
 from synapse_replication.storage.id_generators import MultiWriterIdGenerator
@@ -43,6 +43,12 @@ _MAIN_IN_MAP = "main"
 #: the id generator returns the same value: ``REUSE_SECONDS`` while the known value of
 #: the sequence limits the position, otherwise ``KEEP_SECONDS``.
 KEEP_SECONDS, REUSE_SECONDS = 10.0, 0.9
+
+#: The id generators of this process, by instance name and sequence name. They register
+#: themselves, because a host's streams have no reference to their generators.
+generators: WeakValueDictionary[tuple[str, str], MultiWriterIdGenerator] = (
+    WeakValueDictionary()
+)
 
 
 class HostRowCodec(RowCodec[Any]):

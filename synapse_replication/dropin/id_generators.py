@@ -2,8 +2,13 @@
 
 Theory of operation: the host supplies an open connection for the constructor, and its
 connection pool for later transactions. With PostgreSQL, this package's generator is
-used, with the host's rules for positions. With SQLite there is one process and no
-sequence, so ids are counted from the last id in the tables.
+used, with the host's rules for positions, which were determined by driving an installed
+Synapse with a real sequence. With SQLite there is one process and no sequence, so ids
+are counted from the last id in the tables.
+
+A writer acquires the lock of its name before it allocates an id, in a session of its
+own that stays open until the process ends. Unlike the lock of a process of this
+package, it is not acquired again if the database ends the session.
 
 All transactions of a generator share one log context, because a transaction may serve
 several callers, and may outlive the request that started it.
@@ -17,20 +22,20 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from heapq import heappop
 from typing import Any, TypeVar
 
+import psycopg2
 from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
-from synapse_replication.dropin.generators import generators
 from synapse_replication.dropin.host_code import make_yieldable
-from synapse_replication.dropin.host_positions import HostPositions
+from synapse_replication.dropin.host_streams import generators
 from synapse_replication.dropin.observer import observer_of
-from synapse_replication.dropin.settings import own_settings
+from synapse_replication.dropin.settings import own_settings, variable
 from synapse_replication.dropin.synapse_host import HostClock
-from synapse_replication.dropin.writer_lock import hold_name
 from synapse_replication.errors import StorageError
-from synapse_replication.storage import id_generators
+from synapse_replication.storage import id_generators, name_lock
 from synapse_replication.storage.id_streams import IdStream
 from synapse_replication.storage.open_transactions import (
     POLL_SECONDS,
@@ -51,6 +56,9 @@ _HOST_DESCRIPTIONS = {
 
 #: When each transaction that an earlier process may have left was first seen, in s.
 _first_seen: dict[str, float] = {}
+
+#: The sessions that hold the locks of this process, by database and lock.
+_lock_sessions: dict[tuple[str, tuple[int, ...]], Any] = {}
 
 _NAMED_PARAMETER = re.compile(r"%\((\w+)\)s")
 
@@ -129,6 +137,35 @@ def _position_gauge(stream_name: str, server_name: str) -> Any:
         None,
     )
     return gauge and gauge.labels(stream_name=stream_name, server_name=server_name)
+
+
+class HostPositions(WriterPositions):
+    """The position of each writer, as a host expects it.
+
+    - A stream without rows is at position 1, and the id 1 is usable. The sequences of
+      the host's replicated streams begin at 2, so only other sequences return 1.
+    - While this process has ids in flight, its announced position advances only to one
+      of its own finished ids or to the persisted-up-to position. This package's own
+      rule announces positions earlier, and is equally safe.
+    """
+
+    _first_is_taken = False
+
+    def is_usable(self, fetch: int, id_: int) -> bool:
+        """Return whether an allocated id may be used."""
+        if id_ != FIRST_POSITION or self._first_is_taken:
+            return super().is_usable(fetch, id_)
+        return self._fetches[fetch] <= FIRST_POSITION and id_ not in self._in_flight
+
+    def end_fetch(self, fetch: int, ids: Sequence[int]) -> None:
+        """Record the ids that a fetch returned; no ids if the fetch failed."""
+        super().end_fetch(fetch, ids)
+        self._first_is_taken = self._first_is_taken or FIRST_POSITION in ids
+
+    def _announceable_upto(self, limit: int) -> int:
+        while self._own_finished and self._own_finished[0] <= limit:
+            self.local = max(self.local, heappop(self._own_finished))
+        return self.local
 
 
 class DropInIdGenerator(id_generators.MultiWriterIdGenerator):
@@ -252,6 +289,37 @@ def _wait_for_predecessor(db_conn: Any, stream: IdStream, instance_name: str) ->
     db_conn.commit()
 
 
+def _hold_name(db_conn: Any, server_name: str, instance_name: str) -> None:
+    """Acquire the lock of a name, unless this process has it. Blocks up to 10 s.
+
+    :param db_conn: a connection of the host to the database.
+    :raises StorageError: if another process holds it for too long.
+    """
+    info = db_conn.conn.info
+    key = name_lock.lock_key(server_name, instance_name)
+    held = (f"{info.host}:{info.port}/{info.dbname}", key)
+    if held in _lock_sessions:
+        return
+    session: Any = psycopg2.connect(**info.dsn_parameters, password=info.password)
+    session.autocommit = True
+    deadline = time.monotonic() + name_lock.WAIT
+    with closing(session.cursor()) as cursor:
+        while True:
+            own, holder = name_lock.try_lock(cursor, key)
+            if holder.pid == own:
+                _lock_sessions[held] = session
+                return
+            if time.monotonic() > deadline:
+                session.close()
+                raise name_lock.taken(
+                    instance_name,
+                    holder,
+                    "start it with exec --no-writer-lock, or with "
+                    f"{variable('writer_lock')}=false",
+                )
+            time.sleep(name_lock.RETRY_INTERVAL)
+
+
 def _start_on_postgres(
     db_conn: Any, stream: IdStream, server_name: str, instance_name: str
 ) -> WriterPositions:
@@ -263,7 +331,7 @@ def _start_on_postgres(
     """
     try:
         if own_settings().writer_lock and instance_name in stream.writers:
-            hold_name(db_conn, server_name, instance_name)
+            _hold_name(db_conn, server_name, instance_name)
         _wait_for_predecessor(db_conn, stream, instance_name)
         name = f"load_positions_{stream.stream_name}"
         with closing(db_conn.cursor(txn_name=name)) as cursor:
