@@ -11,9 +11,10 @@ from twisted.internet.defer import Deferred, DeferredList, TimeoutError
 from synapse_replication.dropin.backlogs import make_backlog, make_partial_resync
 from synapse_replication.dropin.foreign import ForeignConnection
 from synapse_replication.dropin.host_code import make_yieldable
+from synapse_replication.dropin.host_streams import declared_writers, instances_of
+from synapse_replication.dropin.id_generators import HostDatabase
 from synapse_replication.dropin.notifier import combine_notifications, favour_streamer
 from synapse_replication.dropin.observer import monitoring_of, observer_of
-from synapse_replication.dropin.position_check import start_host_position_check
 from synapse_replication.dropin.redis_factories import close, connect_subscriber
 from synapse_replication.dropin.settings import own_settings
 from synapse_replication.dropin.synapse_host import SynapseHost
@@ -26,8 +27,12 @@ from synapse_replication.handlers.extension.extension import (
 from synapse_replication.handlers.receiving.context import ReceiverOptions
 from synapse_replication.handlers.sending.streamer import ReplicationStreamer
 from synapse_replication.redis.subscriber import RedisSubscriber
-from synapse_replication.storage.stored_positions import StoredPositionCheck
+from synapse_replication.storage.stored_positions import (
+    StoredPositionCheck,
+    start_position_check,
+)
 from synapse_replication.streams.reader import State
+from synapse_replication.streams.standard.registry import STANDARD_STREAMS
 from synapse_replication.text import process_label
 from synapse_replication.wire import commands
 
@@ -109,9 +114,7 @@ class DropInCommandHandler(handler.ReplicationCommandHandler):
         outbound = hs.get_outbound_redis_connection()
         factory = connect_subscriber(hs, outbound, channels)
         monitoring_of(hs).begin(self, self.host)
-        self._position_check = start_host_position_check(
-            hs, self.host, self, self._epochs
-        )
+        self._position_check = self._start_position_check()
         if self.extension is not None:
             self.extension.start()
         factories = [outbound._factory, factory]
@@ -127,6 +130,34 @@ class DropInCommandHandler(handler.ReplicationCommandHandler):
             phase="during",
             eventType="shutdown",
             shutdown_func=partial(self._stop_without_waiting, factories, trigger),
+        )
+
+    def _start_position_check(self) -> StoredPositionCheck | None:
+        """Start to compare the stored positions of the declared writers.
+
+        :return: ``None`` if it is disabled, or if the database is not PostgreSQL.
+        """
+        hs = self._hs
+        database = HostDatabase(hs.get_datastores().main.db_pool, hs.hostname)
+        if not database.is_postgres:
+            return None
+        worker = hs.config.worker
+        streams = {
+            name: known
+            for name in self.host.streams.get_streams()
+            if (known := STANDARD_STREAMS.get(name)) is not None
+            and (known.positions_name is not None or known.any_instance_writes)
+        }
+        return start_position_check(
+            database,
+            self.host,
+            self._observer,
+            self,
+            self._epochs,
+            streams,
+            {name: declared_writers(worker, name) for name in streams},
+            instances_of(worker.instance_map),
+            interval=own_settings().position_check_seconds,
         )
 
     def _stop_without_waiting(self, factories: Sequence[Any], trigger: Any) -> None:

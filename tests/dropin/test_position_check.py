@@ -1,4 +1,4 @@
-"""Tests for synapse_replication.dropin.position_check."""
+"""Tests for the comparison of stored positions inside a host."""
 
 from __future__ import annotations
 
@@ -8,15 +8,12 @@ from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.dropin.position_check import start_host_position_check
 from synapse_replication.dropin.settings import variable
-from synapse_replication.handlers.epochs import PeerEpochs
-from synapse_replication.handlers.interfaces import Identity
 from synapse_replication.storage import stored_positions
-from tests.dropin.host import FakeHomeserver, FakeStream, fake_modules
+from tests.dropin.host import FakeStream, HostWithHandler, fake_modules
 
 
-class StartHostPositionCheckTests(SynchronousTestCase):
+class PositionCheckTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.patch(os, "environ", {})
         fake_modules(
@@ -26,7 +23,7 @@ class StartHostPositionCheckTests(SynchronousTestCase):
                 for name in ("events", "presence", "typing", "caches")
             },
         )
-        self.hs = FakeHomeserver("w1")
+        self.hs = HostWithHandler("w1")
         self.hs.config.worker.writers.events = ["w1", "w2"]
         self.hs.config.worker.instance_map = {
             name: SimpleNamespace(host="h", port=1, tls=False)
@@ -34,7 +31,6 @@ class StartHostPositionCheckTests(SynchronousTestCase):
         }
         self.made: list[Any] = []
         self.patch(stored_positions, "StoredPositionCheck", self.make)
-        self.handler: Any = object()
 
     def make(self, *arguments: Any, **options: Any) -> Any:
         self.made.append((arguments[1], arguments[2], arguments[3], options))
@@ -44,12 +40,7 @@ class StartHostPositionCheckTests(SynchronousTestCase):
         from synapse.storage.engines import PostgresEngine
 
         self.hs.engine = self.hs.engine or PostgresEngine()
-        host: Any = type("Host", (), {})()
-        host.clock = self.hs.reactor
-        host.identity = Identity("hs.test", "w1", "abc")
-        host.streams = type("Streams", (), {})()
-        host.streams.get_streams = lambda: ["events", "presence", "typing", "caches"]
-        return start_host_position_check(self.hs, host, self.handler, PeerEpochs())
+        return self.hs.get_replication_command_handler()._start_position_check()
 
     def test_writers(self) -> None:
         """The declared writers of streams in the database are compared."""
