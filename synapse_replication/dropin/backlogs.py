@@ -17,19 +17,20 @@ host's TLS policy, or a Unix socket.
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from msgspec import convert
 from twisted.internet.defer import Deferred
 
 from synapse_replication.dropin.host_code import make_yieldable
-from synapse_replication.dropin.observer import (
-    monitoring_of,
-    observer_of,
-)
+from synapse_replication.dropin.host_streams import instances_of
+from synapse_replication.dropin.observer import monitoring_of, observer_of
 from synapse_replication.dropin.settings import own_settings
 from synapse_replication.handlers.epochs import PeerEpochs
 from synapse_replication.handlers.handler import ReplicationCommandHandler
 from synapse_replication.handlers.receiving.partial_resync import PartialResync
+from synapse_replication.http.location import InstanceLocation
 from synapse_replication.http.resource import ReplicationResource
 from synapse_replication.streams.backlog import Backlog, BacklogOptions
 from synapse_replication.streams.standard.registry import MAIN_INSTANCE
@@ -38,6 +39,9 @@ from synapse_replication.streams.stream import StreamUpdateResult
 if TYPE_CHECKING:
     from synapse_replication.handlers.interfaces import Clock
     from synapse_replication.http.client import HttpCatchUpClient
+
+#: The host's TLS policy is requested with a port, which has no effect on certificates.
+_ANY_PORT = 443
 
 
 # -- serving ------------------------------------------------------------------------
@@ -137,12 +141,47 @@ def make_partial_resync(
 
     async def request_rows(*request: Any) -> StreamUpdateResult:
         """Request rows from one writer, without retries."""
-        # Imported here, because many processes never request rows.
-        from synapse_replication.dropin.backlog_client import make_client
-
         nonlocal client
-        client = client or make_client(hs)
+        client = client or _make_client(hs)
         asking = client.get_backlog(*request)
         return await make_yieldable(Deferred.fromCoroutine(asking))
 
     return PartialResync(epochs, request_rows, clock, observer_of(hs))
+
+
+def _make_client(hs: Any) -> HttpCatchUpClient:
+    """Return a client for the instances in the host's ``instance_map``."""
+    # Imported here, because many processes never request rows.
+    from synapse_replication.http.agent import make_agent
+    from synapse_replication.http.client import HttpCatchUpClient
+
+    reactor, worker = hs.get_reactor(), hs.config.worker
+    locations = instance_locations(worker.instance_map)
+    # The TLS policy that the host uses for requests between its instances.
+    policy = hs.get_http_client_context_factory()
+    agent, pool = make_agent(
+        reactor,
+        locations,
+        lambda host: policy.creatorForNetloc(host.encode("ascii"), _ANY_PORT),
+    )
+    # Close the connections even if the reactor keeps running after the shutdown.
+    hs.register_sync_shutdown_handler(
+        phase="during",
+        eventType="shutdown",
+        shutdown_func=pool.closeCachedConnections,
+    )
+    return HttpCatchUpClient(
+        agent,
+        locations,
+        worker.worker_replication_secret,
+        reactor,
+        observer=observer_of(hs),
+    )
+
+
+def instance_locations(instance_map: Mapping[str, Any]) -> dict[str, InstanceLocation]:
+    """Return the addresses in a host's ``instance_map``, by instance name."""
+    return {
+        name: convert(location, InstanceLocation, from_attributes=True)
+        for name, location in instances_of(instance_map).items()
+    }

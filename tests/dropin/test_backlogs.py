@@ -16,8 +16,8 @@ from twisted.internet.testing import MemoryReactorClock, StringTransport
 from twisted.trial.unittest import SkipTest, SynchronousTestCase
 from twisted.web.resource import Resource
 
-from synapse_replication.dropin.backlog_client import instance_locations
 from synapse_replication.dropin.backlogs import (
+    instance_locations,
     make_backlog,
     make_partial_resync,
     with_backlog,
