@@ -13,10 +13,10 @@ from synapse_replication.dropin.foreign import ForeignConnection
 from synapse_replication.dropin.host_code import make_yieldable
 from synapse_replication.dropin.host_streams import declared_writers, instances_of
 from synapse_replication.dropin.id_generators import HostDatabase
-from synapse_replication.dropin.notifier import combine_notifications, favour_streamer
 from synapse_replication.dropin.observer import monitoring_of, observer_of
 from synapse_replication.dropin.redis_factories import close, connect_subscriber
 from synapse_replication.dropin.settings import own_settings
+from synapse_replication.dropin.streamer import combine_notifications, favour_streamer
 from synapse_replication.dropin.synapse_host import SynapseHost
 from synapse_replication.handlers import handler
 from synapse_replication.handlers.epochs import PeerEpochs

@@ -16,7 +16,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.dropin.handler import DropInCommandHandler
 from synapse_replication.dropin.observer import Monitoring, _monitoring
-from synapse_replication.dropin.resource import DropInStreamer
+from synapse_replication.dropin.streamer import DropInStreamer
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.wire.commands import parse_command_from_line
 from synapse_replication.wire.extension import MessageType, parse_message

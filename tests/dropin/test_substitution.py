@@ -10,10 +10,6 @@ from typing import Any
 from twisted.trial.unittest import SynchronousTestCase
 from twisted.web.resource import Resource
 
-from synapse_replication.dropin.protocol import (
-    DropInClientProtocol,
-    DropInServerProtocol,
-)
 from synapse_replication.dropin.substitution import (
     PARTS,
     SUBSTITUTIONS,
@@ -26,7 +22,15 @@ from synapse_replication.dropin.substitution import (
     substitute,
     version_problem,
 )
-from synapse_replication.dropin.tcp_ends import make_client_end, make_server_end
+from synapse_replication.dropin.tcp_ends import (
+    make_client_end,
+    make_server_end,
+    reusable,
+)
+from synapse_replication.tcp.protocol import (
+    ClientReplicationStreamProtocol,
+    ServerReplicationStreamProtocol,
+)
 from tests.dropin.host import HostNotifier
 
 
@@ -199,8 +203,8 @@ class Extended(Resource):
 
 #: The classes of the objects that some replacements, which are functions, return.
 RETURNED = {
-    make_client_end: DropInClientProtocol,
-    make_server_end: DropInServerProtocol,
+    make_client_end: reusable(ClientReplicationStreamProtocol),
+    make_server_end: reusable(ServerReplicationStreamProtocol),
 }
 
 

@@ -5,9 +5,18 @@ from __future__ import annotations
 from twisted.internet.testing import StringTransport
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.dropin.protocol import DropInClientProtocol
-from synapse_replication.dropin.tcp_ends import make_client_end, make_server_end
-from tests.dropin.host import FakeHomeserver, SingleCommandHandler, fake_modules
+from synapse_replication.dropin.tcp_ends import (
+    DropInProtocolFactory,
+    make_client_end,
+    make_server_end,
+)
+from synapse_replication.tcp.protocol import ClientReplicationStreamProtocol
+from tests.dropin.host import (
+    FakeHomeserver,
+    HostWithHandler,
+    SingleCommandHandler,
+    fake_modules,
+)
 
 
 class ProtocolTests(SynchronousTestCase):
@@ -18,8 +27,10 @@ class ProtocolTests(SynchronousTestCase):
         self.hs = FakeHomeserver()
         self.handler = SingleCommandHandler()
 
-    def _client(self) -> DropInClientProtocol:
-        return make_client_end(self.hs, "client", "test", self.hs.clock, self.handler)
+    def _client(self) -> ClientReplicationStreamProtocol:
+        client = make_client_end(self.hs, "client", "test", self.hs.clock, self.handler)
+        assert isinstance(client, ClientReplicationStreamProtocol)
+        return client
 
     def test_server(self) -> None:
         """The server sends SERVER and PING, and receives the client's commands."""
@@ -53,4 +64,25 @@ class ProtocolTests(SynchronousTestCase):
         self.assertEqual(
             [call for (call, *_) in self.handler.calls if call != "positions"],
             ["new", "lost", "new"],
+        )
+
+
+class FactoryTests(SynchronousTestCase):
+    """Tests for DropInProtocolFactory."""
+
+    def test_server_factory(self) -> None:
+        """The factory creates the host's server protocol, with the host's handler."""
+        fake_modules(
+            self,
+            modules={
+                "synapse.replication.tcp.protocol": {
+                    "ServerReplicationStreamProtocol": lambda *args: args
+                }
+            },
+        )
+        hs = HostWithHandler("w")
+        factory = DropInProtocolFactory(hs)
+        self.assertEqual(
+            factory.buildProtocol(None),
+            (hs, "test", hs.clock, hs.get_replication_command_handler()),
         )
