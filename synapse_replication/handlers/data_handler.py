@@ -44,7 +44,6 @@ class AdvancingStream(Stream, Protocol):
 
     def advance(self, instance_name: str, token: int) -> None:
         """Record that a writer's rows up to ``token`` were delivered."""
-        ...
 
 
 #: A function that returns an upper bound of the allocated tokens of a stream, by its

@@ -48,11 +48,9 @@ class DelayedCall(Protocol):
 
     def cancel(self) -> None:
         """Cancel the call. Raises if it was already made or cancelled."""
-        ...
 
     def active(self) -> bool:
         """Return whether the call is still pending."""
-        ...
 
 
 class Clock(Protocol):
@@ -63,21 +61,17 @@ class Clock(Protocol):
 
         It may jump when the system clock is set, as a reactor's time does.
         """
-        ...
 
     def time_msec(self) -> int:
         """Return wall-clock time in ms since 1970."""
-        ...
 
     def call_later(
         self, delay: float, func: Callable[..., object], *args: object
     ) -> DelayedCall:
         """Call ``func(*args)`` after ``delay`` s."""
-        ...
 
     def sleep(self, delay: float) -> Awaitable[None]:
         """Wait for ``delay`` s; a delay of 0 yields to other reactor events."""
-        ...
 
 
 class BackgroundRunner(Protocol):
@@ -95,7 +89,6 @@ class BackgroundRunner(Protocol):
 
         The caller need not await it.
         """
-        ...
 
 
 class StreamDirectory(Protocol):
@@ -103,11 +96,9 @@ class StreamDirectory(Protocol):
 
     def get_streams(self) -> Mapping[str, Stream]:
         """Return every stream that this process follows, by its name on the wire."""
-        ...
 
     def get_streams_to_replicate(self) -> Sequence[Stream]:
         """Return the streams that this process writes, in the order of sending."""
-        ...
 
 
 class RowSink(Protocol):
@@ -131,7 +122,6 @@ class RowSink(Protocol):
         awaitable or this call fails, the failure is reported, and the writer's rows
         from this token on are fetched again.
         """
-        ...
 
     def on_position(
         self, stream_name: str, instance_name: str, token: int
@@ -141,7 +131,6 @@ class RowSink(Protocol):
         If the stream was reset, or if an earlier position proved false, ``token`` is
         lower than the writer's current token.
         """
-        ...
 
 
 @runtime_checkable
@@ -154,7 +143,6 @@ class PositionSink(Protocol):
         Rows above it are fetched. A writer that is not in the result begins at the
         present, or at the beginning of the stream if ``fill_sink`` is set.
         """
-        ...
 
 
 @runtime_checkable
@@ -171,7 +159,6 @@ class EpochSink(Protocol):
 
     def saved_epochs(self) -> Mapping[tuple[str, str], str]:
         """Return the epoch of each ``(stream, writer)``. Called at startup."""
-        ...
 
     def on_epoch(
         self, stream_name: str, instance_name: str, epoch: str
@@ -182,7 +169,6 @@ class EpochSink(Protocol):
         for streams that are held in memory, and in order with the rows. If it fails,
         the failure is reported and the call is repeated later.
         """
-        ...
 
 
 @runtime_checkable
@@ -198,7 +184,6 @@ class LateRowSink(Protocol):
         self, stream_name: str, instance_name: str, token: int, rows: list[Any]
     ) -> Awaitable[None] | None:
         """Handle rows whose token is below the writer's position."""
-        ...
 
 
 @runtime_checkable
@@ -207,7 +192,6 @@ class ClosableSink(Protocol):
 
     def close(self) -> Awaitable[None] | None:
         """Release the resources. Called once, after everything received was handled."""
-        ...
 
 
 class CommandSink(Protocol):
@@ -215,7 +199,6 @@ class CommandSink(Protocol):
 
     def get_currently_syncing_users(self) -> Iterable[SyncingUser]:
         """Return the users syncing with this process, to be sent on a new link."""
-        ...
 
     def on_command(self, command: Command) -> Awaitable[None] | None:
         """Handle a command, or return ``None`` if the host does not need it.
@@ -228,7 +211,6 @@ class CommandSink(Protocol):
 
         :return: an awaitable only if there is something to wait for.
         """
-        ...
 
 
 class Notifier(Protocol):
@@ -239,7 +221,6 @@ class Notifier(Protocol):
 
         The callback is cheap, defers its work, and may be called arbitrarily often.
         """
-        ...
 
 
 class ReplicationHost(Protocol):
@@ -248,37 +229,30 @@ class ReplicationHost(Protocol):
     @property
     def identity(self) -> Identity:
         """The names of this process."""
-        ...
 
     @property
     def clock(self) -> Clock:
         """The host's clock."""
-        ...
 
     @property
     def streams(self) -> StreamDirectory:
         """The streams that this process follows, and those that it writes."""
-        ...
 
     @property
     def rows(self) -> RowSink:
         """The sink for rows."""
-        ...
 
     @property
     def commands(self) -> CommandSink:
         """The sink for commands without rows."""
-        ...
 
     @property
     def notifier(self) -> Notifier:
         """The notifier of this process's writes."""
-        ...
 
     @property
     def run_as_background_process(self) -> BackgroundRunner:
         """The function that starts background tasks."""
-        ...
 
     @property
     def stores_user_ips(self) -> bool:
@@ -286,7 +260,6 @@ class ReplicationHost(Protocol):
 
         If so, it subscribes to the Redis channel of this command.
         """
-        ...
 
 
 class ReplicationConnection(Protocol):
@@ -311,7 +284,6 @@ class ReplicationConnection(Protocol):
             then.
         :raises LocalProtocolError: if a field cannot be represented in a line.
         """
-        ...
 
     def send_lines(self, command_name: str, lines: Sequence[bytes]) -> None:
         """Send encoded lines of one command, in order.
@@ -321,7 +293,6 @@ class ReplicationConnection(Protocol):
         :raises LocalProtocolError: if a line contains a newline; no line is sent then.
             A link over Redis does not check this.
         """
-        ...
 
     def close_with_error(self, text: str) -> None:
         """Send ERROR to the peer, then close the connection. Safe at any time.
@@ -329,7 +300,6 @@ class ReplicationConnection(Protocol):
         The connection calls ``lost_connection`` later, never during this call. Over
         Redis, this method does nothing, because many peers share the link.
         """
-        ...
 
     @property
     def is_behind(self) -> bool:
@@ -339,7 +309,6 @@ class ReplicationConnection(Protocol):
         direct TCP connection it is always false, because a slow peer must not delay the
         others.
         """
-        ...
 
 
 class Link(Struct, frozen=True, eq=False):
@@ -369,7 +338,6 @@ class ExtensionConnection(ReplicationConnection, Protocol):
 
         The messages are dropped if the link currently cannot send. Never raises.
         """
-        ...
 
 
 class ConnectionHandler(Protocol):
@@ -382,18 +350,14 @@ class ConnectionHandler(Protocol):
         received SERVER, the server's end when it has received NAME. Over Redis, it is
         called when Redis has confirmed the subscription.
         """
-        ...
 
     def received(
         self, connection: ReplicationConnection, items: Sequence[ReceivedItem]
     ) -> None:
         """Handle rows and commands, in the order of ``items``."""
-        ...
 
     def ready_again(self, connection: ReplicationConnection) -> None:
         """Resume sending: the link is no longer behind; see ``is_behind``."""
-        ...
 
     def lost_connection(self, connection: ReplicationConnection) -> None:
         """Record that the link is down. Called once, after :meth:`new_connection`."""
-        ...

@@ -141,7 +141,6 @@ class Stream(Protocol):
     @property
     def description(self) -> StreamDescription:
         """The properties of the stream."""
-        ...
 
     def current_token(self, instance_name: str) -> int:
         """Return this process's position in a writer's rows.
@@ -149,7 +148,6 @@ class Stream(Protocol):
         Every row of that writer at or below it has been delivered here, or is
         committed if the writer is this instance.
         """
-        ...
 
     def minimal_local_current_token(self) -> int:
         """Return the position that this instance, as a writer, may announce.
@@ -157,14 +155,12 @@ class Stream(Protocol):
         No row at or below it will be committed later: :meth:`get_updates_since` returns
         all rows that this instance has up to there.
         """
-        ...
 
     def has_local_updates(self, from_token: int, upto_token: int) -> bool:
         """Return whether this instance may have rows in ``(from_token, upto_token]``.
 
         ``False`` is certain and saves a query; ``True`` is not certain.
         """
-        ...
 
     def get_updates_since(
         self, instance_name: str, from_token: int, upto_token: int
@@ -173,7 +169,6 @@ class Stream(Protocol):
 
         :raises CatchUpError: if the source did not answer; a retry may succeed.
         """
-        ...
 
 
 @runtime_checkable
@@ -186,7 +181,6 @@ class CheckedStream(Protocol):
 
     def is_plausible(self, instance_name: str, token: int) -> bool:
         """Return whether a writer may have reached a token, without a query."""
-        ...
 
 
 @runtime_checkable
@@ -198,7 +192,6 @@ class AcknowledgedStream(Protocol):
 
         :param reader: the reader; ``None`` if it is not known.
         """
-        ...
 
 
 class RemovedWriter(Struct, frozen=True):
@@ -228,7 +221,6 @@ class DrainableStream(Protocol):
 
         :raises CatchUpError: if the source did not answer; a retry may succeed.
         """
-        ...
 
 
 class PositionedRow(Struct, frozen=True):
@@ -271,7 +263,6 @@ class TokenStream(Protocol):
         of every writer at or below it. For a stream held in memory, ``stream`` is 0,
         because the writers count independently of one another.
         """
-        ...
 
     def get_rows_between(
         self,
@@ -289,4 +280,3 @@ class TokenStream(Protocol):
             whole pages from its writers; it may exceed the limit by one such page.
         :raises CatchUpError: if the source did not answer, or no longer has the rows.
         """
-        ...
