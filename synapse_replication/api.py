@@ -174,7 +174,7 @@ from synapse_replication.wire.commands import (
     UserSyncCommand as UserSyncCommand,
     parse_command_from_line as parse_command_from_line,
 )
-from synapse_replication.wire.connection import PendingLimit as PendingLimit
+from synapse_replication.wire.pending_lines import PendingLimit as PendingLimit
 
 if TYPE_CHECKING:
     from synapse_replication.app.service import Replication as Replication

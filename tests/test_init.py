@@ -36,7 +36,6 @@ print(*(name for name in sys.modules if name.startswith("synapse_replication."))
 NOT_IN_HOST = (
     "synapse_replication.cli",
     "synapse_replication.config",
-    "synapse_replication.handlers.interfaces",
     "synapse_replication.http.agent",
     "synapse_replication.http.client",
     "synapse_replication.instrumentation.status.assessment",

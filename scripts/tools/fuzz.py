@@ -27,10 +27,7 @@ with atheris.instrument_imports(include=["synapse_replication"]):
     from synapse_replication.streams.rows import decode_json, encode_json
     from synapse_replication.streams.standard.registry import STANDARD_STREAMS
     from synapse_replication.streams.tokens import MultiWriterStreamToken
-    from synapse_replication.wire.connection import (
-        MAX_LINE_LENGTH,
-        LineConnection,
-    )
+    from synapse_replication.wire.connection import MAX_LINE_LENGTH, LineConnection
     from synapse_replication.wire.extension import (
         ExtensionLine,
         encode_message,

@@ -20,7 +20,7 @@ from synapse_replication.streams.backlog import BacklogOptions
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS
 from synapse_replication.streams.table import TableStream
 from synapse_replication.streams.writer_positions import PLAUSIBLE_DISTANCE
-from synapse_replication.wire.connection import PendingLimit
+from synapse_replication.wire.pending_lines import PendingLimit
 
 
 class FactorySection(StrictSection, frozen=True):

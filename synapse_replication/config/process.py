@@ -51,7 +51,7 @@ from synapse_replication.handlers.receiving.context import ReceiverOptions
 from synapse_replication.redis.options import RedisOptions
 from synapse_replication.streams.backlog import BacklogOptions
 from synapse_replication.streams.standard.registry import MAIN_INSTANCE
-from synapse_replication.wire.connection import PendingLimit
+from synapse_replication.wire.pending_lines import PendingLimit
 
 
 class Purpose(enum.Enum):

@@ -36,7 +36,7 @@ from synapse_replication.streams.standard.registry import (
     StandardStream,
 )
 from synapse_replication.streams.table import TableStream
-from synapse_replication.wire.connection import PendingLimit
+from synapse_replication.wire.pending_lines import PendingLimit
 
 DeclaredStream: TypeAlias = StandardStream | TableStream | InMemory
 """A stream's declaration."""

@@ -34,7 +34,7 @@ from synapse_replication.text import outgoing_label
 from synapse_replication.transport.error_text import destination
 from synapse_replication.transport.tls_errors import explain
 from synapse_replication.wire.close_reason import CloseReason
-from synapse_replication.wire.connection import PendingLimit
+from synapse_replication.wire.pending_lines import PendingLimit
 
 #: The delay before the first reconnection attempt, and the longest delay, in s. Jitter
 #: shortens each of them.

@@ -51,17 +51,14 @@ from synapse_replication.wire.commands import (
     PingCommand,
     ServerCommand,
 )
-from synapse_replication.wire.connection import (
-    ConnectionState,
-    LineConnection,
-    PendingLimit,
-)
+from synapse_replication.wire.connection import ConnectionState, LineConnection
 from synapse_replication.wire.extension import (
     COUNTED_AS,
     LINE_PREFIX,
     PING_MARK,
     ExtensionLine,
 )
+from synapse_replication.wire.pending_lines import PendingLimit
 from synapse_replication.wire.rdata import ReceivedItem
 
 #: The time that a server waits for the end of a client's TLS handshake, in s.

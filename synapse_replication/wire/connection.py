@@ -38,7 +38,7 @@ Time limits: see :mod:`~synapse_replication.wire.time_limits`.
 from __future__ import annotations
 
 import enum
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Final
 
@@ -69,6 +69,7 @@ from synapse_replication.wire.extension import (
     PING_MARK,
     ExtensionLine,
 )
+from synapse_replication.wire.pending_lines import PendingLimit, PendingLines
 from synapse_replication.wire.rdata import (
     InterleavedGroup,
     RdataGroup,
@@ -86,8 +87,6 @@ _MAX_NAME_LENGTH: Final = 64
 _MAX_ERROR_LENGTH: Final = 1000
 #: The commands that a server accepts while it is waiting for NAME.
 _BEFORE_NAME: Final = frozenset({"NAME", "PING", "ERROR"})
-#: The approximate size of one write, in bytes.
-WRITE_SIZE: Final = 65536
 #: The number of bytes of an unexpected first word that the error quotes.
 _FIRST_WORD: Final = 12
 #: First words of HTTP lines, in upper case. No command has such a name.
@@ -132,68 +131,6 @@ class Received(Struct, frozen=True):
     items: list[ReceivedItem | ExtensionLine] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
     refused: list[RemoteProtocolError] = field(default_factory=list)
-
-
-class PendingLimit(Struct, frozen=True):
-    """Limit of the lines that are buffered for a peer that reads too slowly.
-
-    :ivar lines: the largest number of lines.
-    :ivar bytes: their largest total size in bytes, line ends included.
-    """
-
-    lines: int = 10_000
-    bytes: int = 16 * 1024 * 1024
-
-
-class PendingLines:
-    """The lines of one connection that have not been written yet, in order.
-
-    :ivar lines: their number.
-    :ivar bytes: their total size in bytes, line ends included.
-    """
-
-    def __init__(self, limit: PendingLimit) -> None:
-        self._limit = limit
-        # Each item is a number of lines, and these lines with their ends.
-        self._chunks: deque[tuple[int, bytes]] = deque()
-        self.lines = self.bytes = 0
-
-    def has_room(self, count: int, size: int) -> bool:
-        """Return whether ``count`` more lines, of ``size`` bytes in total, fit."""
-        return (
-            self.lines + count <= self._limit.lines
-            and self.bytes + size <= self._limit.bytes
-        )
-
-    def add(self, count: int, data: bytes) -> None:
-        """Append ``count`` lines.
-
-        :param data: the lines with their ends.
-        """
-        self._chunks.append((count, data))
-        self.lines += count
-        self.bytes += len(data)
-
-    def take(self, *, everything: bool) -> bytes:
-        """Remove and return lines, without splitting the lines of one :meth:`add`.
-
-        :param everything: whether to return all lines; otherwise, stop when they have
-            at least 64 KiB.
-        """
-        chunks = []
-        size = 0
-        while self._chunks and (size < WRITE_SIZE or everything):
-            count, data = self._chunks.popleft()
-            self.lines -= count
-            self.bytes -= len(data)
-            chunks.append(data)
-            size += len(data)
-        return b"".join(chunks)
-
-    def clear(self) -> None:
-        """Drop all lines."""
-        self._chunks.clear()
-        self.lines = self.bytes = 0
 
 
 class LineConnection:

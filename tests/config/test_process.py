@@ -12,7 +12,7 @@ from synapse_replication.redis.options import RedisOptions
 from synapse_replication.streams.backlog import BacklogOptions
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS
 from synapse_replication.streams.table import TableStream
-from synapse_replication.wire.connection import PendingLimit
+from synapse_replication.wire.pending_lines import PendingLimit
 from tests.config.process_case import HOMESERVER, WORKER, LoadConfigTestCase
 
 

@@ -21,7 +21,7 @@ from synapse_replication.tcp.factory import (
     ReplicationStreamProtocolFactory,
 )
 from synapse_replication.wire.close_reason import CloseReason
-from synapse_replication.wire.connection import PendingLimit
+from synapse_replication.wire.pending_lines import PendingLimit
 from synapse_replication.wire.rdata import RdataGroup, ReceivedItem, rdata_lines
 from tests.tcp.doubles import RecordingObserver
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from synapse_replication.wire.connection import (
-    LineConnection,
-)
+from synapse_replication.wire.connection import LineConnection
 
 TLS_CLIENT_HELLO = bytes.fromhex("160301020001000001fc0303")
 

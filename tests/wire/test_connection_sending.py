@@ -15,8 +15,8 @@ from synapse_replication.wire.connection import (
     MAX_LINE_LENGTH,
     ConnectionState,
     LineConnection,
-    PendingLimit,
 )
+from synapse_replication.wire.pending_lines import PendingLimit
 from tests.wire.connection_case import (
     client,
     drain,

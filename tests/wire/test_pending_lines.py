@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.wire.connection import (
+from synapse_replication.wire.pending_lines import (
     WRITE_SIZE,
     PendingLimit,
     PendingLines,
