@@ -39,8 +39,8 @@ from synapse_replication.storage.committed import (
     existing_tables,
     writers_of,
 )
+from synapse_replication.storage.database import TransactionRunner
 from synapse_replication.storage.id_streams import greatest_ids
-from synapse_replication.storage.transactions import TransactionRunner
 from synapse_replication.streams.token_ledger import TokenLedger
 from synapse_replication.wire.commands import Command, PositionCommand, RdataCommand
 

@@ -35,7 +35,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import psycopg2
 import psycopg2.errors
@@ -105,6 +105,28 @@ class _DaemonThread(threading.Thread):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.daemon = True
+
+
+class TransactionRunner(Protocol):
+    """Interface for running transactions: a ``Database``, or a host's adapter.
+
+    A transaction whose result was cancelled, or whose connection was lost, may still
+    commit. Its ids are released at once, unless the runner has a method ``settled``
+    like that of ``Database``.
+
+    A process of a homeserver runs transactions in its own pool, and does not load this
+    module.
+    """
+
+    def transact(
+        self,
+        description: str,
+        func: Callable[[Any], T],
+        *,
+        autocommit: bool = False,
+    ) -> Deferred[T]:
+        """Run ``func(cursor)`` in a transaction; see ``Database.transact``."""
+        ...
 
 
 class Database:

@@ -70,11 +70,11 @@ from synapse_replication.storage.round_trips import (
 )
 from synapse_replication.storage.sequence_check import SequenceCheck
 from synapse_replication.storage.sequences import fetch_ids, load_positions
-from synapse_replication.storage.transactions import TransactionRunner
 from synapse_replication.streams.writer_positions import WriterPositions
 
 if TYPE_CHECKING:
     from synapse_replication.handlers.interfaces import Clock
+    from synapse_replication.storage.database import TransactionRunner
 
 T = TypeVar("T")
 

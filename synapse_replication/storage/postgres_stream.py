@@ -20,7 +20,7 @@ from synapse_replication.errors import (
     LocalProtocolError,
     StreamConfigurationError,
 )
-from synapse_replication.storage.database import Transaction
+from synapse_replication.storage.database import Transaction, TransactionRunner
 from synapse_replication.storage.id_streams import read_sequence
 from synapse_replication.storage.row_pages import query_page
 from synapse_replication.storage.row_queries import (
@@ -30,7 +30,6 @@ from synapse_replication.storage.row_queries import (
 )
 from synapse_replication.storage.rows_between import read_rows_between
 from synapse_replication.storage.synapse_tables import STANDARD_QUERIES
-from synapse_replication.storage.transactions import TransactionRunner
 from synapse_replication.streams.rows import encode_json
 from synapse_replication.streams.standard.registry import StandardStream
 from synapse_replication.streams.stream import (

@@ -35,6 +35,7 @@ from twisted.logger import Logger
 from synapse_replication.errors import CatchUpError
 from synapse_replication.handlers.interfaces import Clock
 from synapse_replication.storage import queries
+from synapse_replication.storage.database import TransactionRunner
 from synapse_replication.storage.id_streams import (
     AccessPath,
     IdStream,
@@ -47,7 +48,6 @@ from synapse_replication.storage.open_transactions import (
     read_open_transactions,
 )
 from synapse_replication.storage.sequences import read_stored_positions
-from synapse_replication.storage.transactions import TransactionRunner
 from synapse_replication.streams.id_column import IdColumn
 from synapse_replication.streams.stream import RemovedWriter
 

@@ -34,10 +34,10 @@ from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.storage import queries
 from synapse_replication.storage.id_streams import IdStream
 from synapse_replication.storage.locked_positions import LockedPositions
-from synapse_replication.storage.transactions import TransactionRunner
 
 if TYPE_CHECKING:
     from synapse_replication.handlers.interfaces import Clock
+    from synapse_replication.storage.database import TransactionRunner
 
 T = TypeVar("T")
 

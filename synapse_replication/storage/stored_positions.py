@@ -56,10 +56,10 @@ from synapse_replication.storage.committed import (
     row_ids_of,
 )
 from synapse_replication.storage.id_streams import greatest_ids
-from synapse_replication.storage.transactions import TransactionRunner
 
 if TYPE_CHECKING:
     from synapse_replication.handlers.interfaces import Clock, ReplicationHost
+    from synapse_replication.storage.database import TransactionRunner
     from synapse_replication.streams.standard.registry import StandardStream
     from synapse_replication.streams.table import TableStream
 

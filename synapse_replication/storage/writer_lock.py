@@ -27,6 +27,7 @@ from twisted.logger import Logger
 from synapse_replication.backoff import Backoff
 from synapse_replication.errors import StorageError
 from synapse_replication.handlers.timer import Timer
+from synapse_replication.storage.database import TransactionRunner
 from synapse_replication.storage.name_lock import (
     RETRY_INTERVAL,
     WAIT,
@@ -34,7 +35,6 @@ from synapse_replication.storage.name_lock import (
     taken,
     try_lock,
 )
-from synapse_replication.storage.transactions import TransactionRunner
 from synapse_replication.transport.error_text import error_text
 
 if TYPE_CHECKING:

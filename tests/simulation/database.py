@@ -311,7 +311,7 @@ class _Cursor:
 class DatabaseClient:
     """The connections of one process to the database.
 
-    It implements :class:`~synapse_replication.storage.transactions.TransactionRunner`.
+    It implements :class:`~synapse_replication.storage.database.TransactionRunner`.
     """
 
     def __init__(self, database: SimulatedDatabase, reactor: ProcessReactor) -> None:
