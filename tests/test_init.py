@@ -40,7 +40,6 @@ NOT_IN_HOST = (
     "synapse_replication.http.client",
     "synapse_replication.instrumentation.status.assessment",
     "synapse_replication.storage.row_queries",
-    "synapse_replication.storage.synapse_tables",
     "synapse_replication.storage.writer_lock",
     "synapse_replication.streams.table",
     "synapse_replication.tcp",

@@ -25,7 +25,7 @@ from synapse_replication.pipeline.schemas import (
     ROWS_SCHEMA,
     read_columns,
 )
-from synapse_replication.storage.synapse_tables import STANDARD_QUERIES
+from synapse_replication.storage.row_queries import STANDARD_QUERIES
 from synapse_replication.streams.rows import RowCodec
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS
 from synapse_replication.streams.standard.row_types import EventsRowCodec

@@ -22,14 +22,13 @@ from synapse_replication.errors import (
 )
 from synapse_replication.storage.database import Transaction, TransactionRunner
 from synapse_replication.storage.id_streams import read_sequence
-from synapse_replication.storage.row_pages import query_page
+from synapse_replication.storage.row_pages import query_page, read_rows_between
 from synapse_replication.storage.row_queries import (
+    STANDARD_QUERIES,
     RowQuery,
     declared_insert,
     declared_query,
 )
-from synapse_replication.storage.rows_between import read_rows_between
-from synapse_replication.storage.synapse_tables import STANDARD_QUERIES
 from synapse_replication.streams.rows import encode_json
 from synapse_replication.streams.standard.registry import StandardStream
 from synapse_replication.streams.stream import (

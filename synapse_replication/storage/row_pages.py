@@ -1,11 +1,15 @@
-"""Reading one page of a writer's rows, from one or several tables: :func:`query_page`.
+"""Reading one page of a stream's rows: of one writer, or between two tokens.
 
-Theory of operation: every query of a stream reads rows in order of their tokens, from
-the lower bound on, and stops after a page of rows, but never within a token. A stream
-with several tables has one query per table, and the page ends at the lowest token at
-which a query stopped: rows beyond that token are omitted, even if another query has
-read them. So a token is never split, and the page contains all rows up to its reported
-end.
+Theory of operation: a query reads rows in order of their tokens, from the lower bound
+on, and stops after a page of rows, but never within a token.
+
+:func:`query_page` reads the rows of one writer, for a catch-up. A stream with several
+tables has one query per table, and the page ends at the lowest token at which a query
+stopped: rows beyond that token are omitted, even if another query has read them. So a
+token is never split, and the page contains all rows up to its reported end.
+
+:func:`read_rows_between` reads the rows of all writers between two tokens of a stream
+with one table. The end of a page is a token with the position of each writer.
 """
 
 from __future__ import annotations
@@ -15,8 +19,19 @@ from operator import itemgetter
 from typing import Any
 
 from synapse_replication.storage.database import Transaction
-from synapse_replication.storage.row_queries import RowQuery
-from synapse_replication.streams.stream import EncodedUpdates, StreamUpdateResult
+from synapse_replication.storage.queries import identifier
+from synapse_replication.storage.row_queries import RowQuery, RowQueryParts
+from synapse_replication.streams.rows import RowCodec
+from synapse_replication.streams.stream import (
+    EncodedUpdates,
+    PositionedRow,
+    RowsBetween,
+    StreamUpdateResult,
+)
+from synapse_replication.streams.tokens import (
+    MultiWriterStreamToken,
+    PersistedPosition,
+)
 
 
 def query_page(
@@ -58,3 +73,83 @@ def query_page(
     # New pairs would cost as much again as the test.
     updates = [row for row in found if row[0] <= upto and row[1] is not None]
     return StreamUpdateResult(EncodedUpdates(updates), upto, upto < upto_token)
+
+
+def read_rows_between(
+    txn: Transaction,
+    query: RowQueryParts,
+    codec: RowCodec[object],
+    writer: str,
+    low: MultiWriterStreamToken,
+    high: MultiWriterStreamToken,
+    limit: int,
+) -> RowsBetween:
+    """Read one page of rows; call it in a database thread.
+
+    :param txn: the cursor of the transaction.
+    :param writer: the only writer of a table without a writer column.
+    :param low: exclusive lower bound.
+    :param high: inclusive upper bound.
+    :param limit: the maximum number of rows; a number below 1 counts as 1. The page
+        may exceed the limit, because all rows of its last id are returned.
+    """
+    limit = max(limit, 1)
+    id_ = f"{query.alias}.{identifier(query.id_column)}"
+    token = f"(-{id_})" if query.negative else id_
+    writer_column = "%s"
+    names: tuple[str, ...] = (writer,)
+    if query.writer_column is not None:
+        writer_column, names = f"{query.alias}.{identifier(query.writer_column)}", ()
+        condition, positions = sql_between(low, high, token, writer_column)
+    else:
+        positions = [each.get_stream_pos_for_instance(writer) for each in (low, high)]
+        condition = f"{token} > %s AND {token} <= %s"
+    # The index is on the column, not on its negation: add bounds on the column itself.
+    index = f"{id_} < %s AND {id_} >= %s AND " if query.negative else ""
+    index_bounds = (-low.stream, -high.get_max_stream_pos()) if query.negative else ()
+    txn.execute(
+        f"SELECT {token}, {writer_column}, {query.row_expression} "
+        f"FROM {identifier(query.table)} AS {query.alias} {query.joined} "
+        f"WHERE {index}{condition} "
+        f"ORDER BY {token} FETCH FIRST %s ROWS WITH TIES",
+        (*names, *index_bounds, *positions, limit),
+    )
+    records = txn.fetchall()
+    rows = codec.decode([text for _, _, text in records]).rows
+    positioned = [
+        PositionedRow(PersistedPosition(name, position), row)
+        for (position, name, _), row in zip(records, rows, strict=True)
+    ]
+    if len(records) < limit:
+        return RowsBetween(positioned, high, False)
+    upto = low.after_partial_read(high, records[-1][0])
+    return RowsBetween(positioned, upto, upto != high)
+
+
+def sql_between(
+    low: MultiWriterStreamToken,
+    high: MultiWriterStreamToken,
+    id_column: str,
+    writer_column: str,
+) -> tuple[str, list[int | str]]:
+    """Return the condition for exactly the rows after ``low`` and not after ``high``.
+
+    The condition begins with constant bounds of the id, so that an index can be used.
+    Column names are inserted verbatim: they must come from a declaration, never from a
+    request. The ids must be positive.
+
+    :return: the condition, with ``%s`` for each parameter, and the parameters.
+    """
+    parameters: list[int | str] = [low.stream, high.get_max_stream_pos()]
+    conditions = [f"{id_column} > %s", f"{id_column} <= %s"]
+    for token, operator in ((low, ">"), (high, "<=")):
+        if not token.instance_map:
+            continue
+        cases = " ".join("WHEN %s THEN %s" for _ in token.instance_map)
+        for writer, position in sorted(token.instance_map.items()):
+            parameters += [writer, position]
+        parameters.append(token.stream)
+        conditions.append(
+            f"{id_column} {operator} CASE {writer_column} {cases} ELSE %s END"
+        )
+    return " AND ".join(conditions), parameters

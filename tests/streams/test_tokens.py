@@ -9,7 +9,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import TokenError
 from synapse_replication.storage.database import connect
-from synapse_replication.storage.rows_between import sql_between
+from synapse_replication.storage.row_pages import sql_between
 from synapse_replication.streams.tokens import (
     MultiWriterStreamToken,
     PersistedPosition,

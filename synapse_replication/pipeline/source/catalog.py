@@ -13,8 +13,11 @@ import attrs
 
 from synapse_replication.errors import PipelineError, excerpt
 from synapse_replication.pipeline.tables import DatabaseTable, table_of_codec
-from synapse_replication.storage.row_queries import RowQuery, declared_query
-from synapse_replication.storage.synapse_tables import STANDARD_QUERIES
+from synapse_replication.storage.row_queries import (
+    STANDARD_QUERIES,
+    RowQuery,
+    declared_query,
+)
 from synapse_replication.streams.standard.registry import (
     STANDARD_STREAMS,
     StandardStream,

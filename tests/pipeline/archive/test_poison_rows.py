@@ -27,8 +27,7 @@ from synapse_replication.pipeline.archive.job import (
 from synapse_replication.pipeline.archive.store import open_store
 from synapse_replication.pipeline.settings import settings_of_dsn
 from synapse_replication.pipeline.tables import standard_tables
-from synapse_replication.storage.row_queries import RowQueryParts
-from synapse_replication.storage.synapse_tables import STANDARD_QUERIES
+from synapse_replication.storage.row_queries import STANDARD_QUERIES, RowQueryParts
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS
 from synapse_replication.testing.servers import shared_postgres
 from tests.pipeline.archives import keys_of

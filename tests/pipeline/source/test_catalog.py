@@ -8,7 +8,7 @@ from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.settings import PipelineSettings
 from synapse_replication.pipeline.source.catalog import catalog_of, select_streams
 from synapse_replication.pipeline.source.options import SourceOptions, reader_options
-from synapse_replication.storage.synapse_tables import STANDARD_QUERIES
+from synapse_replication.storage.row_queries import STANDARD_QUERIES
 from synapse_replication.streams.table import TableStream
 
 ORDERS = TableStream(

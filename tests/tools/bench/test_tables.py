@@ -11,7 +11,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from scripts.tools.bench.tables import fill_events, make_generator_tables
 from scripts.tools.bench.traffic import WRITER, row_of
 from synapse_replication.storage.row_pages import query_page
-from synapse_replication.storage.synapse_tables import STANDARD_QUERIES
+from synapse_replication.storage.row_queries import STANDARD_QUERIES
 from synapse_replication.testing.servers import shared_postgres
 
 

@@ -1,4 +1,4 @@
-"""Tests for :mod:`synapse_replication.storage.synapse_tables`."""
+"""Tests for :mod:`synapse_replication.storage.row_queries`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from synapse_replication.storage.committed import RowIds, row_ids_of
 from synapse_replication.storage.database import Transaction
 from synapse_replication.storage.row_pages import query_page
-from synapse_replication.storage.synapse_tables import STANDARD_QUERIES
+from synapse_replication.storage.row_queries import STANDARD_QUERIES
 from synapse_replication.streams.id_column import IdColumn
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS
 from synapse_replication.streams.stream import StreamUpdateResult
