@@ -41,20 +41,16 @@ if TYPE_CHECKING:
 
 
 class LookupJoin(Struct, frozen=True):
-    """A column that is joined from a further table, with at most one value per row.
+    """A column about an event that is joined from a further table.
 
     :ivar alias: the further table's alias in expressions.
-    :ivar table: the further table, which has at most one row per key.
+    :ivar table: the further table, which has at most one row per event.
     :ivar column: the column to read from it.
-    :ivar key: the key column, which has the same name in both tables.
-    :ivar parent_alias: the alias of the table whose rows the column is joined to.
     """
 
     alias: str
     table: str
     column: str
-    key: str = "event_id"
-    parent_alias: str = "e"
 
     @property
     def lookup(self) -> str:
@@ -65,8 +61,7 @@ class LookupJoin(Struct, frozen=True):
         """
         return (
             f"LEFT JOIN LATERAL (SELECT {self.column} FROM {self.table} "
-            f"WHERE {self.key} = {self.parent_alias}.{self.key} LIMIT 1) "
-            f"AS {self.alias} ON TRUE"
+            f"WHERE event_id = e.event_id LIMIT 1) AS {self.alias} ON TRUE"
         )
 
     @property
@@ -74,7 +69,7 @@ class LookupJoin(Struct, frozen=True):
         """A plain join, which the planner may optimise: best for many rows."""
         return (
             f"LEFT JOIN {self.table} AS {self.alias} "
-            f"ON {self.alias}.{self.key} = {self.parent_alias}.{self.key}"
+            f"ON {self.alias}.event_id = e.event_id"
         )
 
 

@@ -89,7 +89,7 @@ def _available(query: RowQuery, tables: Mapping[str, Any]) -> AvailableQuery:
         by_writer=by_writer,
         nullable=by_writer and columns[parts.writer_column],
         joinable=all(
-            {"is_unique": True, "columns": [detail.key]}
+            {"is_unique": True, "columns": ["event_id"]}
             in tables.get(detail.table, ({}, ()))[1]
             for detail in parts.details
         ),
