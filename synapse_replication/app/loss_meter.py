@@ -21,7 +21,7 @@ the newest row of an object, only that row is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeAlias
 
 import attrs
@@ -33,14 +33,16 @@ from synapse_replication.handlers.interfaces import Clock
 from synapse_replication.handlers.observer import ReplicationObserver, handles
 from synapse_replication.handlers.timer import Timer
 from synapse_replication.storage import queries
-from synapse_replication.storage.committed import (
-    RowIds,
-    committed_tokens,
-    existing_tables,
-    writers_of,
-)
 from synapse_replication.storage.database import TransactionRunner
-from synapse_replication.storage.id_streams import greatest_ids
+from synapse_replication.storage.id_streams import (
+    AccessPath,
+    IdStream,
+    committed_tokens,
+    find_access_paths,
+    greatest_ids,
+    read_writers,
+    with_existing_tables,
+)
 from synapse_replication.streams.token_ledger import TokenLedger
 from synapse_replication.wire.commands import Command, PositionCommand, RdataCommand
 
@@ -119,11 +121,11 @@ class _Writer:
 class _Read:
     """The result of one check of the database.
 
-    :ivar tables: the ids of each stream's rows, in the tables that exist.
+    :ivar streams: the ids of each stream's rows, in the tables that exist.
     :ivar committed: the committed tokens, and the token up to which they are complete.
     """
 
-    tables: Mapping[str, Sequence[RowIds]]
+    streams: Mapping[str, IdStream]
     positions: Mapping[Key, int]
     committed: Mapping[Key, tuple[list[int], int]]
 
@@ -135,17 +137,15 @@ class LossMeter(ReplicationObserver):
     Use it in the reactor's thread. As an observer of the links, it notices when one of
     them is down.
 
-    :param wire_names: the name of each stream with stored positions on the wire, by its
-        name in ``stream_positions``.
-    :param tables: the ids of the rows of each stream, by its name on the wire.
+    :param streams: the ids of the rows of each stream, by its name on the wire. One
+        that declares no writers has no stored positions.
     :param links: the number of links.
     :param observer: notified of rows that were never announced, and of failures.
     :param report: called with each finding.
     :param patience: how long a committed row may wait for its announcement, in s.
     """
 
-    _wire_names: Mapping[str, str]
-    _tables: Mapping[str, Sequence[RowIds]]
+    _streams: Mapping[str, IdStream]
     _database: TransactionRunner
     _clock: Clock
     _observer: ReplicationObserver
@@ -154,7 +154,12 @@ class LossMeter(ReplicationObserver):
     _patience: float = attrs.field(default=PATIENCE, kw_only=True)
 
     def __attrs_post_init__(self) -> None:
-        self._unstored = self._tables.keys() - set(self._wire_names.values())
+        #: The names on the wire of the streams with stored positions.
+        self._wire_names = {
+            stream.stream_name: name
+            for name, stream in self._streams.items()
+            if stream.writers
+        }
         self._has_found_tables = False
         self._writers: dict[Key, _Writer] = {}
         self._timer = Timer(self._clock)
@@ -230,7 +235,7 @@ class LossMeter(ReplicationObserver):
         """Record an RDATA line."""
         key = command.stream_name, command.instance_name
         token = command.token
-        if token is None or key[0] not in self._tables:
+        if token is None or key[0] not in self._streams:
             return
         writer = self._writers.get(key)
         if writer is None:
@@ -288,9 +293,9 @@ class LossMeter(ReplicationObserver):
     def _is_alone(self, key: Key) -> bool:
         """Return whether the rows of a writer can be told from those of others."""
         stream_name = key[0]
-        return all(each.column.writer_column for each in self._tables[stream_name]) or (
-            sum(name == stream_name for name, _ in self._writers) == 1
-        )
+        return all(
+            each.writer_column for each in self._streams[stream_name].tables
+        ) or (sum(name == stream_name for name, _ in self._writers) == 1)
 
     def _schedule(self) -> None:
         if self._is_running:
@@ -298,11 +303,13 @@ class LossMeter(ReplicationObserver):
 
     def _read(self, txn: Any, ranges: Mapping[Key, tuple[int, Any]]) -> _Read:
         txn.execute("SET TRANSACTION READ ONLY")
-        tables = self._tables
+        streams = self._streams
         if not self._has_found_tables:
-            tables = {name: existing_tables(txn, each) for name, each in tables.items()}
+            streams = with_existing_tables(txn, streams)
         committed = {
-            key: committed_tokens(txn, tables[key[0]], key[1], after, upto, MAX_SCANNED)
+            key: committed_tokens(
+                txn, streams[key[0]], key[1], after, upto, MAX_SCANNED
+            )
             for key, (after, upto) in ranges.items()
         }
         txn.execute(queries.SQL["all_positions"])
@@ -311,16 +318,20 @@ class LossMeter(ReplicationObserver):
             for stored, instance_name, id_ in txn.fetchall()
             if stored in self._wire_names
         }
-        for name in self._unstored:
-            for each in tables[name]:
-                newest = greatest_ids(
-                    txn, each.column, each.negative, writers_of(txn, each.column)
-                )
+        for name, stream in streams.items():
+            if stream.writers:
+                # Its positions are stored.
+                continue
+            for column in stream.tables:
+                if AccessPath.BY_WRITER not in find_access_paths(txn, column):
+                    continue
+                writers = read_writers(txn, column)
+                newest = greatest_ids(txn, column, stream.negative, writers)
                 positions |= {(name, writer): id_ for writer, id_ in newest.items()}
-        return _Read(tables, positions, committed)
+        return _Read(streams, positions, committed)
 
     def _compare(self, read: _Read, link_losses: int) -> None:
-        self._tables, self._has_found_tables = read.tables, True
+        self._streams, self._has_found_tables = read.streams, True
         if link_losses != self._link_losses:
             return
         now = self._clock.seconds()

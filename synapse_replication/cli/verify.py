@@ -29,8 +29,8 @@ from synapse_replication.instrumentation.prometheus import (
     PrometheusObserver,
     ReplicationMetrics,
 )
-from synapse_replication.storage.committed import row_ids_of
 from synapse_replication.storage.database import Database
+from synapse_replication.storage.id_streams import row_stream_of
 from synapse_replication.streams.rows import encode_json
 from synapse_replication.text import printable
 from synapse_replication.wire.commands import parse_command_from_line
@@ -115,18 +115,12 @@ def make_meter(
     logs = LoggingObserver(Logger())
     metrics = PrometheusObserver(ReplicationMetrics(registry), config.server_name)
     output = Output(sys.stdout, reactor, lambda error: follower.fail(error))
-    verified = {
-        name: stream
-        for name, stream in config.stored.items()
-        if not streams or name in streams
-    }
     meter = LossMeter(
         {
-            stream.positions_name: name
-            for name, stream in verified.items()
-            if stream.positions_name is not None
+            name: row_stream_of(stream, config.writers[name])
+            for name, stream in config.stored.items()
+            if not streams or name in streams
         },
-        {name: row_ids_of(stream) for name, stream in verified.items()},
         database,
         clock,
         CompositeObserver([metrics, logs]),

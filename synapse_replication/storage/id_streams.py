@@ -1,7 +1,7 @@
-"""Streams as sets of ids in a database, and queries for their greatest ids.
+"""Streams as sets of ids in a database, and queries for these ids.
 
-No query scans a large table. The exception is a table whose only suitable index begins
-with the writer, in a stream that declares no writers.
+No query for a greatest id scans a large table. The exception is a table whose only
+suitable index begins with the writer, in a stream that declares no writers.
 
 The functions take a cursor and block. Ids are distances from zero, whatever the
 stream's sign. This module uses neither the reactor nor the log.
@@ -10,10 +10,11 @@ stream's sign. This module uses neither the reactor nor the log.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from synapse_replication.storage import queries
 from synapse_replication.streams.id_column import IdColumn
@@ -79,6 +80,17 @@ def id_stream_of(
     )
 
 
+def row_stream_of(
+    stream: StandardStream | TableStream, writers: Iterable[str]
+) -> IdStream:
+    """Return the ids of a stream's rows: only tables that have rows of it."""
+    found = id_stream_of(stream, writers)
+    if isinstance(stream, StandardStream):
+        columns = tuple(table.ids for table in stream.tables if table.columns)
+        return replace(found, tables=columns)
+    return found
+
+
 class AccessPath(enum.Enum):
     """An access path to the ids of a table."""
 
@@ -126,6 +138,21 @@ def check_tables(txn: Any, stream: IdStream) -> None:
         txn.execute(queries.for_table("no_ids", column))
 
 
+def with_existing_tables(
+    txn: Any, streams: Mapping[str, IdStream]
+) -> dict[str, IdStream]:
+    """Return each stream with those of its tables that exist."""
+
+    def existing(stream: IdStream) -> list[IdColumn]:
+        columns = stream.tables
+        return [c for c in columns if exists(txn, queries.identifier(c.table))]
+
+    return {
+        name: replace(stream, tables=existing(stream))
+        for name, stream in streams.items()
+    }
+
+
 def exists(txn: Any, name: str) -> bool:
     """Return whether a table or sequence exists.
 
@@ -157,9 +184,7 @@ def farthest_id(txn: Any, stream: IdStream, column: IdColumn) -> int | None:
     if access_path is AccessPath.NONE:
         return None
     if access_path is AccessPath.BY_WRITER and stream.writers:
-        txn.execute(queries.for_table("writers_of_table", column))
-        writers = [writer for (writer,) in txn.fetchall()]
-        of_each = greatest_ids(txn, column, stream.negative, writers)
+        of_each = greatest_ids(txn, column, stream.negative, read_writers(txn, column))
         return max(of_each.values(), default=0)
     txn.execute(queries.for_table("greatest_id", column, stream.negative))
     (id_,) = txn.fetchone()
@@ -181,3 +206,45 @@ def greatest_ids(
     return {
         writer: sign * id_ for writer, id_ in txn.fetchall() if sign * (id_ or 0) > 0
     }
+
+
+def read_writers(txn: Any, column: IdColumn) -> list[str]:
+    """Return the writers that have rows. Needs an index on writer and id."""
+    txn.execute(queries.for_table("writers_of_table", column))
+    return [writer for (writer,) in txn.fetchall()]
+
+
+def committed_tokens(
+    txn: Any,
+    stream: IdStream,
+    instance_name: str,
+    from_token: int,
+    upto_token: int,
+    limit: int,
+) -> tuple[list[int], int]:
+    """Return one writer's committed tokens in ``(from_token, upto_token]``.
+
+    A table without names of writers yields the tokens of all writers.
+
+    :param limit: the most tokens to read from each table.
+    :return: the tokens, in order, and the token up to which they are complete.
+    """
+    found: set[int] = set()
+    upto = upto_token
+    for column in stream.tables:
+        of_writer = column.writer_column is not None
+        txn.execute(
+            queries.ids_between(column, stream.negative, of_writer=of_writer),
+            {
+                "instance_name": instance_name,
+                "after": from_token,
+                "up_to": upto,
+                "limit": limit,
+            },
+        )
+        tokens = [id_ for (id_,) in txn.fetchall()]
+        if len(tokens) == limit:
+            # Rows of the last token may be missing, and so may all later ones.
+            upto = tokens[-1] - 1
+        found.update(tokens)
+    return sorted(each for each in found if each <= upto), upto

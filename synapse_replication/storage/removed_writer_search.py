@@ -42,6 +42,7 @@ from synapse_replication.storage.id_streams import (
     find_access_paths,
     greatest_ids,
     read_sequence,
+    read_writers,
 )
 from synapse_replication.storage.open_transactions import (
     POLL_SECONDS,
@@ -96,8 +97,7 @@ def _greatest_rows(
     """Return the greatest id of each writer that may have rows above ``low``."""
     access_paths = find_access_paths(txn, column)
     if AccessPath.BY_WRITER in access_paths:
-        txn.execute(queries.for_table("writers_of_table", column))
-        writers = {writer for (writer,) in txn.fetchall()} | low.keys()
+        writers = {*read_writers(txn, column), *low}
         return greatest_ids(txn, column, stream.negative, writers)
     if AccessPath.NONE in access_paths:
         _log.warn(

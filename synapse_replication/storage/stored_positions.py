@@ -49,13 +49,13 @@ from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.handlers.timer import Timer
 from synapse_replication.periodic import until_next
 from synapse_replication.storage import queries
-from synapse_replication.storage.committed import (
-    RowIds,
+from synapse_replication.storage.id_streams import (
+    IdStream,
     committed_tokens,
-    existing_tables,
-    row_ids_of,
+    greatest_ids,
+    row_stream_of,
+    with_existing_tables,
 )
-from synapse_replication.storage.id_streams import greatest_ids
 
 if TYPE_CHECKING:
     from synapse_replication.handlers.interfaces import Clock, ReplicationHost
@@ -113,7 +113,7 @@ def _read_timeline(txn: Any) -> str | None:
 class _Found(Struct, frozen=True):
     """The result of one read.
 
-    :ivar tables: the ids of rows, in the tables that exist.
+    :ivar streams: the ids of each stream's rows, in the tables that exist.
     :ivar stored: the stored positions.
     :ivar tokens: these, and the newest tokens of streams without stored positions.
     :ivar timeline: PostgreSQL's timeline; ``None`` if it cannot be read.
@@ -121,7 +121,7 @@ class _Found(Struct, frozen=True):
         the inclusive upper bound of the tokens that do not exist any more.
     """
 
-    tables: Mapping[str, Sequence[RowIds]]
+    streams: Mapping[str, IdStream]
     stored: Tokens
     tokens: Tokens
     committed: Committed
@@ -130,7 +130,7 @@ class _Found(Struct, frozen=True):
 
 
 def find_gone(
-    txn: Any, tables: Mapping[str, Sequence[RowIds]], samples: Sequence[Tokens]
+    txn: Any, streams: Mapping[str, IdStream], samples: Sequence[Tokens]
 ) -> dict[tuple[str, str], tuple[int, int]]:
     """Return the ranges in which each writer's rows do not exist any more.
 
@@ -140,7 +140,7 @@ def find_gone(
     :param samples: this process's positions at some times.
     """
     gone = {}
-    for name, ranges in tables.items():
+    for name, stream in streams.items():
         of_stream = [
             {key: token for key, token in sample.items() if key[0] == name}
             for sample in samples
@@ -151,7 +151,7 @@ def find_gone(
         for _, writer in of_stream[-1] if of_stream else ():
             committed.update(
                 committed_tokens(
-                    txn, ranges, writer, floor, max(tops), _MAX_COMPARED_ONCE
+                    txn, stream, writer, floor, max(tops), _MAX_COMPARED_ONCE
                 )[0]
             )
         ids = sorted(committed)
@@ -171,9 +171,10 @@ class StoredPositionCheck:
 
     Use it in the reactor's thread.
 
-    :param writers: see :func:`read_tokens`.
-    :param tables: the ids of each stream's rows, by its name on the wire.
-    :param unstored: the writers of each stream without stored positions, by its name.
+    :param streams: the ids of each stream's rows, by its name on the wire, with the
+        writers to check; none if every instance may write, in which case no positions
+        are stored.
+    :param instances: the instances that may write such streams.
     :param handler: knows what arrived, and fetches or delivers what did not.
     :param is_reporting: returns whether a writer reports its positions by the
         extension.
@@ -182,9 +183,8 @@ class StoredPositionCheck:
     """
 
     _database: TransactionRunner
-    _writers: Mapping[tuple[str, str], str]
-    _tables: Mapping[str, Sequence[RowIds]]
-    _unstored: Mapping[str, Sequence[str]]
+    _streams: Mapping[str, IdStream]
+    _instances: Sequence[str]
     _handler: ReplicationCommandHandler
     _is_reporting: Callable[[str], bool]
     _clock: Clock
@@ -195,17 +195,23 @@ class StoredPositionCheck:
     )
 
     def __attrs_post_init__(self) -> None:
-        self._tables = {
-            name: ranges
-            for name, ranges in self._tables.items()
-            # Otherwise, the rows of several writers cannot be told apart.
-            if name in self._unstored
-            or all(each.column.writer_column for each in ranges)
-            or sum(of == name for of in self._writers.values()) == 1
+        #: See :func:`read_tokens`.
+        self._writers = {
+            (stream.stream_name, writer): name
+            for name, stream in self._streams.items()
+            for writer in stream.writers
         }
-        self._others = {name for _, name in self._writers}.union(
-            *self._unstored.values()
-        )
+        self._others = {name for _, name in self._writers}
+        if not all(stream.writers for stream in self._streams.values()):
+            self._others.update(self._instances)
+        #: The streams whose rows are compared.
+        self._compared: Mapping[str, IdStream] = {
+            name: stream
+            for name, stream in self._streams.items()
+            # Otherwise, the rows of several writers cannot be told apart.
+            if len(stream.writers) <= 1
+            or all(column.writer_column for column in stream.tables)
+        }
         # The first read always takes place: later ones are compared with it.
         self._skipped = SKIPPED
         self._has_found_tables = False
@@ -265,25 +271,28 @@ class StoredPositionCheck:
         ranges: Mapping[tuple[str, str], tuple[int, int]],
         samples: Sequence[Tokens],
     ) -> _Found:
-        tables = self._tables
+        streams = self._compared
         if not self._has_found_tables:
             # A stream may lack some of its tables.
-            tables = {name: existing_tables(txn, each) for name, each in tables.items()}
+            streams = with_existing_tables(txn, streams)
         stored = read_tokens(txn, self._writers)
         tokens = dict(stored)
-        for name, writers in self._unstored.items():
-            for each in tables[name]:
-                newest = greatest_ids(txn, each.column, each.negative, writers)
+        for name, stream in streams.items():
+            if stream.writers:
+                # Its positions are stored.
+                continue
+            for column in stream.tables:
+                newest = greatest_ids(txn, column, stream.negative, self._instances)
                 tokens |= {(name, writer): id_ for writer, id_ in newest.items()}
         committed = {
             (name, writer): committed_tokens(
-                txn, tables[name], writer, after, upto, MAX_COMPARED
+                txn, streams[name], writer, after, upto, MAX_COMPARED
             )
             for (name, writer), (after, upto) in ranges.items()
         }
         timeline = _read_timeline(txn)
-        gone = find_gone(txn, tables, samples) if self._changes(timeline) else {}
-        return _Found(tables, stored, tokens, committed, timeline, gone)
+        gone = find_gone(txn, streams, samples) if self._changes(timeline) else {}
+        return _Found(streams, stored, tokens, committed, timeline, gone)
 
     def _changes(self, timeline: str | None) -> bool:
         return None not in (self._timeline, timeline) and self._timeline != timeline
@@ -291,7 +300,7 @@ class StoredPositionCheck:
     def _ranges_to_verify(self) -> dict[tuple[str, str], tuple[int, int]]:
         found = {}
         for (stream_name, instance_name), stored in self._stored.items():
-            if stream_name in self._tables:
+            if stream_name in self._compared:
                 is_wanted = not self._is_reporting(instance_name)
                 range_ = self._handler.receivers[stream_name].range_to_verify(
                     instance_name, stored, is_wanted=is_wanted
@@ -302,7 +311,7 @@ class StoredPositionCheck:
 
     def _compare(self, found: _Found) -> None:
         self._has_failed = False
-        self._tables, self._has_found_tables = found.tables, True
+        self._compared, self._has_found_tables = found.streams, True
         self._look_for_set_back(found)
         self._stored, self._timeline = found.tokens, found.timeline
         if self._is_running:
@@ -375,22 +384,19 @@ def start_position_check(
     :return: ``None`` if nothing is read.
     """
     me = host.identity.instance_name
-    stored = {
-        (stream.positions_name or name, writer): name
+    others = {name: [w for w in writers[name] if w != me] for name in streams}
+    checked = {
+        name: row_stream_of(stream, others[name])
         for name, stream in streams.items()
-        for writer in writers[name]
-        if writer != me
+        if others[name] or not writers[name]
     }
-    others = [name for name in instances if name != me]
-    unstored = {name: others for name in streams if not writers[name]}
-    if not interval or not (stored or unstored):
+    if not interval or not checked:
         return None
     clock = host.clock
     check = StoredPositionCheck(
         database,
-        stored,
-        {name: row_ids_of(streams[name]) for name in (*stored.values(), *unstored)},
-        unstored,
+        checked,
+        [name for name in instances if name != me],
         handler,
         lambda name: epochs.is_reporting(name, clock.seconds()),
         clock,

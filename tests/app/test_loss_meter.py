@@ -12,8 +12,8 @@ from synapse_replication.app.loss_meter import (
     LossMeter,
 )
 from synapse_replication.handlers.events import LinkDown, LinkUp
-from synapse_replication.storage.committed import RowIds
 from synapse_replication.storage.database import Database
+from synapse_replication.storage.id_streams import IdStream
 from synapse_replication.streams.id_column import IdColumn
 from synapse_replication.wire.close_reason import CloseReason
 from synapse_replication.wire.commands import PositionCommand, RdataCommand
@@ -21,8 +21,8 @@ from tests.storage.doubles import FakeReactor, PostgresMixin
 from tests.support.recording_observer import RecordingObserver
 
 
-def table(name: str, writer_column: str | None = "instance_name") -> RowIds:
-    return RowIds(IdColumn(name, "stream_id", writer_column))
+def table(name: str, writer_column: str | None = "instance_name") -> IdColumn:
+    return IdColumn(name, "stream_id", writer_column)
 
 
 class LossMeterTests(PostgresMixin, TestCase):
@@ -43,10 +43,15 @@ class LossMeterTests(PostgresMixin, TestCase):
         self.found: list[LossFinding] = []
         await self.begin(table("foobar"), table("missing"))
 
-    async def begin(self, *tables: RowIds, unstored: RowIds | None = None) -> None:
+    async def begin(self, *tables: IdColumn, is_stored: bool = True) -> None:
+        stream = IdStream(
+            stream_name="foobar",
+            sequence="foobar_seq",
+            tables=tables,
+            writers=("w1",) if is_stored else (),
+        )
         self.meter = LossMeter(
-            {} if unstored else {"foobar": "foo"},
-            {"foo": [unstored] if unstored else tables},
+            {"foo": stream},
             self.database,
             self.clock,
             self.observer,
@@ -177,7 +182,7 @@ class LossMeterTests(PostgresMixin, TestCase):
         self.meter.stop()
         self.sql("DELETE FROM stream_positions")
         self.sql("CREATE INDEX ON foobar (instance_name, stream_id)")
-        await self.begin(unstored=table("foobar"))
+        await self.begin(table("foobar"), is_stored=False)
         self.write_rows("w1", 7, 8)
         self.announce(8)
         await self.check(10)

@@ -33,7 +33,7 @@ class PositionCheckTests(SynchronousTestCase):
         self.patch(stored_positions, "StoredPositionCheck", self.make)
 
     def make(self, *arguments: Any, **options: Any) -> Any:
-        self.made.append((arguments[1], arguments[2], arguments[3], options))
+        self.made.append((arguments[1], arguments[2], options))
         return type("Check", (), {"start": lambda self: None})()
 
     def start(self) -> Any:
@@ -45,13 +45,16 @@ class PositionCheckTests(SynchronousTestCase):
     def test_writers(self) -> None:
         """The declared writers of streams in the database are compared."""
         self.assertIsNotNone(self.start())
-        ((writers, tables, unstored, options),) = self.made
+        ((streams, instances, options),) = self.made
         self.assertEqual(
-            writers,
-            {("events", "w2"): "events", ("presence_stream", "master"): "presence"},
+            {name: (each.stream_name, each.writers) for name, each in streams.items()},
+            {
+                "events": ("events", ("w2",)),
+                "presence": ("presence_stream", ("master",)),
+                "caches": ("caches", ()),
+            },
         )
-        self.assertEqual(set(tables), {"events", "presence", "caches"})
-        self.assertEqual(unstored, {"caches": ["master", "w2"]})
+        self.assertEqual(instances, ["master", "w2"])
         self.assertEqual(options["interval"], 5)
 
     def test_disabled(self) -> None:

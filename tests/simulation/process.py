@@ -35,12 +35,15 @@ from synapse_replication.handlers.sending.streamer import (
 )
 from synapse_replication.redis.link import RedisReplicationLink
 from synapse_replication.redis.options import RedisOptions
-from synapse_replication.storage.committed import row_ids_of
 from synapse_replication.storage.id_generators import (
     MultiWriterIdGenerator,
     load_id_generator,
 )
-from synapse_replication.storage.id_streams import IdStream, read_sequence
+from synapse_replication.storage.id_streams import (
+    IdStream,
+    read_sequence,
+    row_stream_of,
+)
 from synapse_replication.storage.postgres_stream import PostgresStream, WriterIds
 from synapse_replication.storage.removed_writer_search import RemovedWriterFinder
 from synapse_replication.storage.sequences import (
@@ -198,17 +201,18 @@ class Process:
             table.name: [w for w in self.cluster.writers[table.name] if w != self.name]
             for table in TABLES
         }
-        unstored = {CACHES: writers.pop(CACHES)}
+        instances = writers[CACHES]
         seconds = self.host.clock.seconds
         return StoredPositionCheck(
             self.database,
             {
-                (table.positions_name or table.name, writer): table.name
+                table.name: row_stream_of(
+                    table, () if table.name == CACHES else writers[table.name]
+                )
                 for table in TABLES
-                for writer in writers.get(table.name, ())
+                if writers[table.name]
             },
-            {table.name: row_ids_of(table) for table in TABLES},
-            unstored,
+            instances,
             self.handler,
             lambda name: self.epochs.is_reporting(name, seconds()),
             self.host.clock,

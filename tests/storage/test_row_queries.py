@@ -10,8 +10,8 @@ from typing import Any
 import psycopg2
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.storage.committed import RowIds, row_ids_of
 from synapse_replication.storage.database import Transaction
+from synapse_replication.storage.id_streams import row_stream_of
 from synapse_replication.storage.row_pages import query_page
 from synapse_replication.storage.row_queries import STANDARD_QUERIES
 from synapse_replication.streams.id_column import IdColumn
@@ -55,15 +55,15 @@ class StandardQueriesTests(SynchronousTestCase):
         """The rows are read from those tables in which their ids are checked."""
         for name, found in STANDARD_QUERIES.items():
             tables = {
-                RowIds(
-                    IdColumn(
-                        each.parts.table, each.parts.id_column, each.parts.writer_column
-                    ),
-                    each.parts.negative,
+                IdColumn(
+                    each.parts.table, each.parts.id_column, each.parts.writer_column
                 )
                 for each in found
             }
-            self.assertEqual(tables, set(row_ids_of(STANDARD_STREAMS[name])), name)
+            stream = row_stream_of(STANDARD_STREAMS[name], ())
+            self.assertEqual(tables, set(stream.tables), name)
+            signs = {each.parts.negative for each in found}
+            self.assertEqual(signs, {stream.negative}, name)
 
     def test_rows_are_as_on_the_wire(self) -> None:
         """The queries return the rows that the writer sends, in the writer's order."""

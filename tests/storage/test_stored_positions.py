@@ -10,8 +10,8 @@ from twisted.internet.task import deferLater
 from twisted.trial.unittest import TestCase
 
 from synapse_replication.handlers.events import DatabaseSetBack
-from synapse_replication.storage.committed import RowIds
 from synapse_replication.storage.database import Database
+from synapse_replication.storage.id_streams import IdStream
 from synapse_replication.storage.stored_positions import (
     GRACE,
     SKIPPED,
@@ -73,15 +73,19 @@ class StoredPositionCheckTests(PostgresMixin, TestCase):
     def make(self, database: Database) -> StoredPositionCheck:
         check = StoredPositionCheck(
             database,
-            {("foobar", "w1"): "foo", ("foobar", "w2"): "foo"},
             {
-                name: [
-                    RowIds(IdColumn(table, "stream_id", "instance_name"))
-                    for table in (name + "bar", "missing")
-                ]
-                for name in ("foo", "bar")
+                name: IdStream(
+                    stream_name=f"{name}bar",
+                    sequence=f"{name}bar_seq",
+                    tables=[
+                        IdColumn(table, "stream_id", "instance_name")
+                        for table in (name + "bar", "missing")
+                    ],
+                    writers=writers,
+                )
+                for name, writers in (("foo", ("w1", "w2")), ("bar", ()))
             },
-            {"bar": ["w1", "w2"]},
+            ["w1", "w2"],
             self,  # type: ignore[arg-type]
             lambda name: name in self.speakers,
             self.clock,

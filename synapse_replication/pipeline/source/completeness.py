@@ -39,7 +39,7 @@ from synapse_replication.pipeline.source.catalog import CatalogStream
 from synapse_replication.pipeline.source.offsets import StreamOffset
 from synapse_replication.pipeline.source.ranges import AvailableQuery, Selection
 from synapse_replication.storage import queries
-from synapse_replication.storage.id_streams import exists, read_sequence
+from synapse_replication.storage.id_streams import exists, read_sequence, read_writers
 from synapse_replication.storage.row_queries import RowQuery
 from synapse_replication.streams.id_column import IdColumn
 
@@ -213,6 +213,5 @@ def find_writers(txn: cursor, selection: Selection) -> set[str]:
         if query.by_writer:
             parts = query.parts
             column = IdColumn(parts.table, parts.id_column, parts.writer_column)
-            txn.execute(queries.for_table("writers_of_table", column))
-            writers.update(writer for (writer,) in txn.fetchall())
+            writers.update(read_writers(txn, column))
     return writers
