@@ -51,7 +51,7 @@ from synapse_replication.handlers.events import (
 from synapse_replication.handlers.handler import ReplicationCommandHandler
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.instrumentation.composite import CompositeObserver
-from synapse_replication.instrumentation.log_lines import json_line
+from synapse_replication.instrumentation.log_file import json_line
 from synapse_replication.instrumentation.logs import LoggingObserver
 from synapse_replication.instrumentation.prometheus import (
     PrometheusObserver,
