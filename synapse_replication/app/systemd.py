@@ -26,7 +26,7 @@ from twisted.logger import Logger
 from synapse_replication.errors import SupervisorError
 from synapse_replication.handlers.interfaces import Clock
 from synapse_replication.handlers.timer import Timer
-from synapse_replication.instrumentation.rate_limit import RateLimit
+from synapse_replication.instrumentation.logs import RateLimit
 from synapse_replication.instrumentation.status.assessment import describe_process
 from synapse_replication.instrumentation.status.model import ProcessStatus
 

@@ -22,7 +22,7 @@ from twisted.logger import Logger, LogLevel
 
 from synapse_replication import __version__
 from synapse_replication.config.own_section import TracingSection
-from synapse_replication.instrumentation.rate_limit import RateLimit
+from synapse_replication.instrumentation.logs import RateLimit
 
 #: The timeout of a request to the collector, in s. In recent versions of the exporter,
 #: it includes the retries; in older versions, it applies to each attempt.

@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from twisted.logger import Logger
 
-from synapse_replication.instrumentation.rate_limit import REPEAT_AFTER
+from synapse_replication.instrumentation.logs import REPEAT_AFTER
 from synapse_replication.instrumentation.status.model import (
     Condition,
     ProcessStatus,
