@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
 from synapse_replication.handlers.events import DiscardReason
-from synapse_replication.instrumentation.metrics import METRICS, MetricKind
+from synapse_replication.instrumentation.prometheus import METRICS, MetricKind
 from synapse_replication.instrumentation.status.model import StallReason
 from synapse_replication.pipeline.archive.metrics import ArchiveMetrics
 

@@ -9,7 +9,7 @@ from docutils.parsers.rst import Directive
 from docutils.statemachine import StringList
 from sphinx.application import Sphinx
 
-from synapse_replication.instrumentation.metrics import METRICS, SERVER_NAME_LABEL
+from synapse_replication.instrumentation.prometheus import METRICS, SERVER_NAME_LABEL
 
 
 class MetricsReference(Directive):

@@ -40,8 +40,7 @@ from synapse_replication.errors import HooksNotFoundError, SupervisorError
 from synapse_replication.handlers.handler import ReplicationCommandHandler
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.instrumentation.hooks import ReplicationHooks
-from synapse_replication.instrumentation.metrics import METRICS
-from synapse_replication.instrumentation.prometheus import ReplicationMetrics
+from synapse_replication.instrumentation.prometheus import METRICS, ReplicationMetrics
 from synapse_replication.instrumentation.status.model import encode_status
 from synapse_replication.instrumentation.status.observer import StatusObserver
 

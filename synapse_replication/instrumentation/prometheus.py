@@ -1,11 +1,16 @@
 """Metrics for Prometheus.
 
-Theory of operation: :class:`ReplicationMetrics` provides every metric of
-``metrics.py`` once per registry; one :class:`PrometheusObserver` per server name
-updates them. The child of a metric for a set of label values is cached in a dict,
-because ``labels()`` costs several times as much as a lookup. The lengths of queues and
-the positions of writers, which change with every chunk of rows, are stored in plain
-dicts and read at each scrape.
+Theory of operation: the rows of ``metrics.csv`` define all metrics. The first group has
+the names that a homeserver's existing dashboards and alerts use; the second group has
+further metrics. Every metric has the label ``server_name``, which distinguishes several
+servers in one process. Counters are exposed with the suffix ``_total``, as Prometheus
+requires.
+
+:class:`ReplicationMetrics` provides every metric once per registry; one
+:class:`PrometheusObserver` per server name updates them. The child of a metric for a
+set of label values is cached in a dict, because ``labels()`` costs several times as
+much as a lookup. The lengths of queues and the positions of writers, which change with
+every chunk of rows, are stored in plain dicts and read at each scrape.
 
 The number of label values that a peer can invent (names of connections and of writers)
 is bounded: beyond a thousand children of a metric, further values are counted under
@@ -18,23 +23,20 @@ import enum
 import weakref
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
+from msgspec import Struct
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
+from synapse_replication.data_files import read_table
 from synapse_replication.handlers import events
 from synapse_replication.handlers.observer import ReplicationObserver, handles
-from synapse_replication.instrumentation.metrics import (
-    METRICS,
-    SERVER_NAME_LABEL,
-    MetricDefinition,
-    MetricKind,
-)
 from synapse_replication.instrumentation.status.model import Condition, ProcessStatus
 from synapse_replication.instrumentation.status.observer import (
     BufferSource,
@@ -43,6 +45,9 @@ from synapse_replication.instrumentation.status.observer import (
 from synapse_replication.instrumentation.turns import ReactorTurns
 from synapse_replication.streams.backlog import StreamBacklog
 
+#: The last label of every metric.
+SERVER_NAME_LABEL = "server_name"
+
 #: The maximum number of children of a metric for one server, in addition to the child
 #: for ``OTHER``.
 MAX_CHILDREN = 1000
@@ -50,6 +55,46 @@ MAX_CHILDREN = 1000
 #: Replaces the label values of children beyond ``MAX_CHILDREN``, and the names of
 #: unknown streams.
 OTHER = "other"
+
+
+class MetricKind(enum.Enum):
+    """The type of a metric, by its Prometheus name."""
+
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
+class MetricDefinition(Struct, frozen=True):
+    """One metric.
+
+    :ivar name: the name, without the suffix that Prometheus adds to counters.
+    :ivar labels: the labels, without ``server_name``, which every metric has.
+    :ivar documentation: the help text: one sentence, with the unit.
+    :ivar is_read_at_scrape: whether its values are read at each scrape, and not stored.
+    :ivar event: the class of the events that it counts, whose attributes are its
+        labels; empty if methods of the observer set its values.
+    """
+
+    name: str
+    kind: MetricKind
+    labels: tuple[str, ...]
+    documentation: str
+    is_read_at_scrape: bool
+    event: str
+
+
+METRICS = tuple(
+    MetricDefinition(
+        row["Name"],
+        MetricKind(row["Kind"]),
+        tuple(row["Labels"].split()),
+        row["Meaning"],
+        row["At scrape"] == "yes",
+        row["Event"],
+    )
+    for row in read_table(Path(__file__).with_name("metrics.csv"))
+)
 
 _CATCH_UP_SECONDS = "synapse_replication_catch_up_seconds"
 #: Further arguments of metrics. A catch-up may take minutes.

@@ -9,7 +9,7 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from synapse_replication.instrumentation.metrics import METRICS, SERVER_NAME_LABEL
+from synapse_replication.instrumentation.prometheus import METRICS, SERVER_NAME_LABEL
 from tests.integration.deployment import DeploymentTestCase, get_over_socket
 
 #: Labels that Prometheus adds to samples of some kinds.
