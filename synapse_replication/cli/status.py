@@ -40,16 +40,7 @@ from synapse_replication.config.process import Purpose
 from synapse_replication.errors import ReplicationError
 from synapse_replication.http.agent import make_agent
 from synapse_replication.http.client import HttpCatchUpClient
-from synapse_replication.instrumentation.status.model import (
-    WORST_FIRST,
-    Condition,
-    ProcessStatus,
-    decode_status,
-    describe_lag,
-    describe_progress,
-    describe_stuck_id,
-    group_stalls,
-)
+from synapse_replication.instrumentation.status import model
 from synapse_replication.text import printable
 
 #: The interval of requests with ``--watch``, in s.
@@ -69,7 +60,7 @@ class DeploymentStatus:
         ``instance_map``, so that their status was not requested.
     """
 
-    processes: Mapping[str, ProcessStatus]
+    processes: Mapping[str, model.ProcessStatus]
     unreachable: Mapping[str, str]
     not_in_instance_map: tuple[str, ...] = ()
 
@@ -149,11 +140,11 @@ class StatusService(Service):
         requests = {
             name: Deferred.fromCoroutine(self._fetch(name)) for name in self._names
         }
-        processes: dict[str, ProcessStatus] = {}
+        processes: dict[str, model.ProcessStatus] = {}
         unreachable: dict[str, str] = {}
         for name, request in requests.items():
             try:
-                processes[name] = decode_status(await request)
+                processes[name] = model.decode_status(await request)
             except ReplicationError as error:
                 unreachable[name] = str(error)
         alive = {
@@ -192,7 +183,7 @@ def render(deployment: DeploymentStatus) -> RenderableType:
 
 
 def _render_process(
-    name: str, status: ProcessStatus, verdict: PageVerdict
+    name: str, status: model.ProcessStatus, verdict: PageVerdict
 ) -> list[RenderableType]:
     line = _text(f"{name}: ")
     line.append(verdict.text, _STYLES[verdict.tone])
@@ -203,12 +194,12 @@ def _render_process(
         places = duplicate.places or "locations unknown"
         text = f"  two processes are called {duplicate.instance_name} ({places})"
         parts.append(_text(text, "red"))
-    for group in group_stalls(status.writers):
+    for group in model.group_stalls(status.writers):
         since = duration(group.stalled_for)
         text = f"  {group.names}: stalled for {since}: {group.detail}"
         parts += [_text(text, "red"), _text(f"  -> {group.remedy}")]
     for stuck in status.stuck_ids:
-        since, what = duration(stuck.age), describe_stuck_id(stuck)
+        since, what = duration(stuck.age), model.describe_stuck_id(stuck)
         parts.append(_text(f"  {what} for {since}: {stuck.session}", "red"))
         parts.append(_text(f"  -> {stuck.hint}"))
     if status.damage:
@@ -227,7 +218,7 @@ def _writers(deployment: DeploymentStatus) -> Table:
     ]
     rows.sort(
         key=lambda row: (
-            WORST_FIRST.index(row[0].condition),
+            model.WORST_FIRST.index(row[0].condition),
             row[1],
             row[0].stream_name,
             row[0].instance_name,
@@ -236,15 +227,15 @@ def _writers(deployment: DeploymentStatus) -> Table:
     for writer, name in rows:
         state = writer.condition.value
         if writer.started_from is not None:
-            state += f", {describe_progress(writer)}"
-        style = "red" if writer.condition is Condition.STALLED else ""
+            state += f", {model.describe_progress(writer)}"
+        style = "red" if writer.condition is model.Condition.STALLED else ""
         table.add_row(
             _text(name),
             _text(writer.stream_name),
             _text(writer.instance_name),
             _text(state, style),
             "?" if writer.position is None else f"{writer.position:,}",
-            describe_lag(writer),
+            model.describe_lag(writer),
             duration(writer.lag_seconds) if writer.lag else "",
         )
     return table

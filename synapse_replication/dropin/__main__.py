@@ -17,15 +17,9 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from synapse_replication.dropin import substitution
 from synapse_replication.dropin.observer import load_hooks, prepare_announcement
 from synapse_replication.dropin.settings import own_settings
-from synapse_replication.dropin.substitution import (
-    SubstitutionError,
-    choose,
-    installed_version,
-    substitute,
-    version_problem,
-)
 from synapse_replication.errors import HooksNotFoundError
 
 
@@ -34,7 +28,7 @@ def main() -> NoReturn:
     parts, module, *arguments = sys.argv[1:]
     try:
         _prepare(parts.split(","))
-    except (SubstitutionError, HooksNotFoundError) as error:
+    except (substitution.SubstitutionError, HooksNotFoundError) as error:
         for line in [*str(error).splitlines(), "nothing was started"]:
             sys.stderr.write(f"synapse-replication exec: {line}\n")
         sys.exit(2)
@@ -56,9 +50,10 @@ def _prepare(parts: Sequence[str]) -> None:
     :raises HooksNotFoundError: if a function that subscribes to hooks cannot be
         imported.
     """
-    substitute(choose(parts, ()))
-    installed = installed_version()
-    prepare_announcement(parts, installed, version_problem(installed))
+    substitution.substitute(substitution.choose(parts, ()))
+    installed = substitution.installed_version()
+    problem = substitution.version_problem(installed)
+    prepare_announcement(parts, installed, problem)
     load_hooks(own_settings().hooks)
 
 

