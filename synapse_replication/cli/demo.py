@@ -69,14 +69,13 @@ def demo_command(
         )
     from rich.console import Console
 
+    from synapse_replication.demo import display
     from synapse_replication.demo.course import run_demo
-    from synapse_replication.demo.deployment import DemoPlan, Deployment
-    from synapse_replication.demo.display import (
-        TextScreen,
-        positions_agree,
-        show_table,
+    from synapse_replication.demo.deployment import (
+        DemoPlan,
+        Deployment,
+        interrupt_on_termination,
     )
-    from synapse_replication.demo.processes import interrupt_on_termination
     from synapse_replication.demo.script import read_script
     from synapse_replication.recordings.reader import shipped_recording
 
@@ -90,7 +89,7 @@ def demo_command(
     interrupt_on_termination()
     deployment = Deployment(plan)
     try:
-        with TextScreen(console) as screen:
+        with display.TextScreen(console) as screen:
             tallies = run_demo(deployment, screen, total, with_faults=faults)
     except ReplicationError as error:
         fail(f"The demonstration failed: {error}", 1)
@@ -100,7 +99,8 @@ def demo_command(
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
         deployment.close()
-    show_table(console, tallies)
-    is_good = all(tally.is_good for tally in tallies) and positions_agree(tallies)
+    display.show_table(console, tallies)
+    agree = display.positions_agree(tallies)
+    is_good = agree and all(tally.is_good for tally in tallies)
     click.echo(_GOOD if is_good else _BAD)
     sys.exit(0 if is_good else 1)

@@ -11,9 +11,13 @@ from pathlib import Path
 import msgspec
 
 from synapse_replication.demo.check import JournalEntry, WriterTally, compare
-from synapse_replication.demo.deployment import READERS, WRITERS, Deployment
+from synapse_replication.demo.deployment import (
+    READERS,
+    WRITERS,
+    Deployment,
+    wait_until_ready,
+)
 from synapse_replication.demo.display import TextScreen
-from synapse_replication.demo.processes import wait_until_ready
 from synapse_replication.demo.script import STREAMS
 from synapse_replication.errors import ReplicationError
 

@@ -25,8 +25,8 @@ from synapse_replication.demo.deployment import (
     WRITERS,
     DemoPlan,
     Deployment,
+    wait_until_ready,
 )
-from synapse_replication.demo.processes import wait_until_ready
 from synapse_replication.demo.script import STREAMS
 from synapse_replication.pipeline.archive.job import (
     ArchiveProgress,

@@ -15,8 +15,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from twisted.trial.unittest import SynchronousTestCase
 
 from scripts.tools.faults.deployment import FaultDeployment, Needs
-from synapse_replication.demo.deployment import READERS, WRITERS, DemoPlan
-from synapse_replication.demo.processes import wait_until_ready
+from synapse_replication.demo.deployment import (
+    READERS,
+    WRITERS,
+    DemoPlan,
+    wait_until_ready,
+)
 from synapse_replication.recordings.reader import shipped_recording
 
 #: Timeout in s for events that normally happen within a moment.

@@ -30,7 +30,7 @@ from scripts.tools.faults.synapse.course import (
 from scripts.tools.faults.synapse.deployments import DEPLOYMENTS
 from scripts.tools.faults.synapse.nemeses import FULL_RUN, MIXABLE, NAMES
 from scripts.tools.faults.synapse.schedule import make_schedule
-from synapse_replication.demo.processes import interrupt_on_termination
+from synapse_replication.demo.deployment import interrupt_on_termination
 from synapse_replication.recordings.reader import shipped_recording
 
 T = TypeVar("T", Result, DeploymentResult)

@@ -20,8 +20,12 @@ from typing_extensions import override
 
 from scripts.tools import hostile
 from scripts.tools.faults.deployment import FaultDeployment, Needs
-from synapse_replication.demo.deployment import READERS, SERVER_NAME, DemoPlan
-from synapse_replication.demo.processes import wait_until_ready
+from synapse_replication.demo.deployment import (
+    READERS,
+    SERVER_NAME,
+    DemoPlan,
+    wait_until_ready,
+)
 from synapse_replication.errors import ServerStartError
 from synapse_replication.recordings.reader import shipped_recording
 from synapse_replication.wire.extension import MessageType

@@ -23,8 +23,8 @@ from synapse_replication.demo.deployment import (
     WRITERS,
     DemoPlan,
     Deployment,
+    wait_until_ready,
 )
-from synapse_replication.demo.processes import wait_until_ready
 from synapse_replication.demo.script import STREAMS, DemoStream
 from synapse_replication.errors import ServerStartError
 from synapse_replication.testing.servers import PrivatePostgres

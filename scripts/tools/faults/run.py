@@ -14,9 +14,13 @@ from scripts.tools.faults.scenarios import Scenario
 from scripts.tools.faults.stalls import LASTING, is_true, read_stalls, shown_stalls
 from synapse_replication.demo.check import WriterTally, compare
 from synapse_replication.demo.course import Tail
-from synapse_replication.demo.deployment import READERS, WRITERS, DemoPlan
+from synapse_replication.demo.deployment import (
+    READERS,
+    WRITERS,
+    DemoPlan,
+    wait_until_ready,
+)
 from synapse_replication.demo.display import positions_agree
-from synapse_replication.demo.processes import wait_until_ready
 from synapse_replication.demo.script import STREAMS, DemoStream
 from synapse_replication.errors import ReplicationError
 

@@ -24,7 +24,7 @@ from scripts.tools.faults.deployment import (
     Needs,
     SmallDiskPostgres,
 )
-from synapse_replication.demo.processes import wait_until_ready
+from synapse_replication.demo.deployment import wait_until_ready
 from synapse_replication.demo.script import STREAMS
 from synapse_replication.streams.standard.registry import MAIN_INSTANCE
 from tests.support.link_proxy import Cut

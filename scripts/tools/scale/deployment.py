@@ -18,7 +18,7 @@ from typing import Any
 import psycopg2
 
 from scripts.tools.bench.deployment import processor_seconds, resident_mebibytes
-from synapse_replication.demo.processes import ReplicationProcess
+from synapse_replication.demo.deployment import ReplicationProcess
 from synapse_replication.testing.servers import PrivatePostgres, PrivateRedis
 
 #: The streams in tables, which all writers write. The third stream is ``typing``, which
