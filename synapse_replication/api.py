@@ -23,7 +23,6 @@ from synapse_replication.config.listener_safety import Listener as Listener
 from synapse_replication.config.replication_options import (
     ReplicationOptions as ReplicationOptions,
 )
-from synapse_replication.config.tls import TlsConfig as TlsConfig
 from synapse_replication.errors import (
     CatchUpError as CatchUpError,
     ConfigError as ConfigError,
@@ -152,6 +151,7 @@ from synapse_replication.tcp.protocol import (
     ClientReplicationStreamProtocol as ClientReplicationStreamProtocol,
     ServerReplicationStreamProtocol as ServerReplicationStreamProtocol,
 )
+from synapse_replication.transport.tls import TlsConfig as TlsConfig
 from synapse_replication.wire.close_reason import CloseReason as CloseReason
 from synapse_replication.wire.commands import (
     CancelTaskCommand as CancelTaskCommand,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from pathlib import Path
 from typing import Any, Final, cast
 
 from OpenSSL import crypto
@@ -20,7 +19,7 @@ from twisted.internet.interfaces import IStreamClientEndpoint, IStreamServerEndp
 from synapse_replication.config.listener_safety import Listener, split_description
 from synapse_replication.config.replication_options import ReplicationOptions
 from synapse_replication.errors import ConfigError
-from synapse_replication.transport.tls import server_context
+from synapse_replication.transport.tls import TlsConfig
 
 #: Exceptions of Twisted's parsers: a RuntimeError for a description that ends in a
 #: backslash, and OpenSSL's error for a file without PEM data.
@@ -89,13 +88,13 @@ def _client_verifying_endpoint(
 
     Twisted's own parser of server descriptions does not accept ``caCertsDir``.
     """
-    context = server_context(
-        Path(certKey or privateKey),
-        Path(privateKey),
-        client_ca_file=Path(caCertsDir),
+    files = TlsConfig(
+        listener_certificate_file=certKey or privateKey,
+        listener_private_key_file=privateKey,
+        client_ca_file=caCertsDir,
     )
     endpoint: Any = SSL4ServerEndpoint(  # type: ignore[no-untyped-call]
-        reactor, int(port), context, int(backlog), interface
+        reactor, int(port), files.for_listening(), int(backlog), interface
     )
     return cast(IStreamServerEndpoint, endpoint)
 

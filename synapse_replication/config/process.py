@@ -10,10 +10,11 @@ from __future__ import annotations
 import enum
 import importlib.util
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import attrs
+from msgspec.structs import asdict
 from typing_extensions import override
 
 from synapse_replication.config.deployment import (
@@ -38,10 +39,8 @@ from synapse_replication.config.sanity import (
     mistyped_keys,
     readable_secrets,
 )
-from synapse_replication.config.tls import read_tls
 from synapse_replication.config.yaml_files import (
     OWN_SECTION,
-    KeyPath,
     MergedFiles,
     read_secret,
 )
@@ -51,6 +50,7 @@ from synapse_replication.handlers.receiving.context import ReceiverOptions
 from synapse_replication.redis.options import RedisOptions
 from synapse_replication.streams.backlog import BacklogOptions
 from synapse_replication.streams.standard.registry import MAIN_INSTANCE
+from synapse_replication.transport.tls import TlsConfig
 from synapse_replication.wire.pending_lines import PendingLimit
 
 
@@ -159,11 +159,6 @@ class _Checks:
         instance_name = self._instance_name()
         writers = read_writers(shared, self._merged, streams)
         served = self._served_listeners()
-        use_tls: list[KeyPath] = [
-            (self._listeners_key, index, "tls")
-            for index, listener in served.items()
-            if listener.tls
-        ]
         config = ProcessConfig(
             files=self._merged.files,
             server_name=shared.server_name,
@@ -180,7 +175,7 @@ class _Checks:
             tcp_connect=self._tcp_connect(redis),
             tcp_listen=tuple(own.direct_tcp.listen),
             listeners=tuple(served.values()),
-            tls=read_tls(shared, self._merged, use_tls),
+            tls=self._tls(served),
             streams=streams,
             writers=writers,
             instances={
@@ -332,6 +327,43 @@ class _Checks:
             for index, listener in enumerate(self._listeners)
             if listener.direct_tcp or listener.resources
         }
+
+    def _tls(self, served: Mapping[int, Listener]) -> TlsConfig:
+        """Return the files for TLS, and check that they can be used.
+
+        Listeners use Synapse's keys ``tls_certificate_path`` and
+        ``tls_private_key_path``, unless ``synapse_replication.tls`` overrides them.
+
+        The files for connecting are always checked. The files of the listeners are
+        checked only if those for connecting are valid and a listener uses TLS.
+        """
+        shared, own = self._shared, self._shared.synapse_replication.tls
+        pair: tuple[str | None, str | None] = own.certificate_file, own.private_key_file
+        if pair == (None, None):
+            pair = shared.tls_certificate_path, shared.tls_private_key_path
+        config = TlsConfig(
+            **asdict(own),
+            listener_certificate_file=pair[0],
+            listener_private_key_file=pair[1],
+        )
+        try:
+            config.for_connecting("localhost")
+        except (OSError, ValueError) as error:
+            hint = "name PEM files that can be read"
+            self._problem((OWN_SECTION, "tls"), str(error), hint)
+            return config
+        for index, listener in served.items():
+            try:
+                if listener.tls:
+                    config.for_listening()
+            except (OSError, ValueError) as error:
+                self._problem(
+                    (self._listeners_key, index, "tls"),
+                    f"this listener cannot use TLS: {error}",
+                    "write tls_certificate_path and tls_private_key_path, or "
+                    f"{OWN_SECTION}.tls.certificate_file and private_key_file",
+                )
+        return config
 
     def _check_rows_can_be_requested(self, config: ProcessConfig) -> None:
         in_memory = [

@@ -21,7 +21,6 @@ from synapse_replication.config.listener_safety import (
     why_unprotected,
 )
 from synapse_replication.config.own_section import TracingSection
-from synapse_replication.config.tls import TlsConfig
 from synapse_replication.config.yaml_files import hint_for
 from synapse_replication.errors import ConfigError, ConfigProblem
 from synapse_replication.handlers.receiving.context import ReceiverOptions
@@ -36,6 +35,7 @@ from synapse_replication.streams.standard.registry import (
     StandardStream,
 )
 from synapse_replication.streams.table import TableStream
+from synapse_replication.transport.tls import TlsConfig
 from synapse_replication.wire.pending_lines import PendingLimit
 
 DeclaredStream: TypeAlias = StandardStream | TableStream | InMemory

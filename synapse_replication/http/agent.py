@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import twisted.web.client
 from hyperlink import URL, DecodedURL
@@ -32,10 +32,12 @@ from twisted.web.iweb import IAgent, IAgentEndpointFactory
 from zope.interface import implementer
 
 from synapse_replication.http.location import InstanceLocation
-from synapse_replication.transport.tls import client_context
+from synapse_replication.transport.tls import TlsConfig
 
 #: Time limit of connecting, in s.
 CONNECT_TIMEOUT = 10.0
+
+_trust_system: Final = TlsConfig().for_connecting
 
 
 def make_url(location: InstanceLocation, path: Sequence[str]) -> tuple[DecodedURL, str]:
@@ -86,7 +88,7 @@ class _Endpoints:
 def make_agent(
     reactor: Any,
     locations: Mapping[str, InstanceLocation],
-    tls_for: Callable[[str], Any] = client_context,
+    tls_for: Callable[[str], Any] = _trust_system,
 ) -> tuple[IAgent, Any]:
     """Return an agent with persistent connections over TCP, TLS and Unix sockets.
 

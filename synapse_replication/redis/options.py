@@ -12,7 +12,7 @@ import attrs
 from twisted.internet.interfaces import IConnector
 from twisted.internet.protocol import ClientFactory
 
-from synapse_replication.transport.tls import client_context
+from synapse_replication.transport.tls import TlsConfig
 
 #: The default time limit of connecting, in s.
 CONNECT_TIMEOUT = 10.0
@@ -45,12 +45,10 @@ class RedisTlsOptions:
         :raises OSError: if a file cannot be read.
         :raises ValueError: if a file does not contain the expected PEM data.
         """
-        return client_context(
-            self.hostname or host,
-            ca_file=self.authority_file,
-            certificate_file=self.certificate_file,
-            private_key_file=self.private_key_file,
+        files = TlsConfig(
+            self.authority_file, self.certificate_file, self.private_key_file
         )
+        return files.for_connecting(self.hostname or host)
 
 
 @attrs.frozen

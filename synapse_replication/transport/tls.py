@@ -1,4 +1,4 @@
-"""TLS between processes: contexts from PEM files.
+"""TLS between processes: trusted authorities, certificates and keys in PEM files.
 
 A client always verifies the server's certificate: its authority and its name. A server
 verifies clients if it is configured to require certificates.
@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import attrs
 from OpenSSL import SSL, crypto
 from twisted.internet.error import VerifyError
 from twisted.internet.interfaces import IOpenSSLClientConnectionCreator
@@ -33,42 +34,76 @@ _PEM_CERTIFICATE = re.compile(
 )
 
 
-def client_context(
-    hostname: str,
-    *,
-    ca_file: Path | None = None,
-    certificate_file: Path | None = None,
-    private_key_file: Path | None = None,
-) -> Any:
-    """Return a connection creator that verifies the server.
+def _path(name: str | Path | None) -> Path | None:
+    return None if name is None else Path(name)
 
-    The files are read once by this function, and again for each connection.
 
-    :param hostname: the name or address for which the server's certificate must be
-        valid.
-    :param ca_file: a file of trusted PEM certificates, or a directory of such
-        files; ``None`` to trust the system's certificates.
-    :param certificate_file: the certificate to present if the server requests one,
-        followed by its intermediate certificates.
-    :param private_key_file: the certificate's private key; ``None`` if it is in the
-        same file.
-    :raises OSError: if a file cannot be read.
-    :raises ValueError: if a file does not contain the expected PEM data.
+@attrs.frozen
+class TlsConfig:
+    """The files for TLS, by purpose. An authority file may also be a folder.
+
+    The file of a certificate also contains its intermediate certificates.
+
+    :ivar ca_file: the authorities that verify the servers to which this process
+        connects; those of the system if ``None``.
+    :ivar certificate_file: the client certificate of this process, if it has one.
+    :ivar private_key_file: the private key of ``certificate_file``; ``None`` if the
+        certificate's file contains it.
+    :ivar listener_certificate_file: the server certificate of this process's listeners.
+    :ivar listener_private_key_file: the private key of ``listener_certificate_file``;
+        ``None`` if the certificate's file contains it.
+    :ivar client_ca_file: the authorities that verify clients of the listeners; ``None``
+        if clients need no certificate.
     """
 
-    def read() -> Any:
-        own, extra = None, {}
-        if certificate_file is not None:
-            own, chain = _read_own(certificate_file, private_key_file)
-            extra = {"extraCertChain": chain} if chain else {}
-        return optionsForClientTLS(
-            hostname,
-            trustRoot=_read_authority(ca_file),
-            clientCertificate=own,
-            extraCertificateOptions=extra,
-        )
+    ca_file: Path | None = attrs.field(default=None, converter=_path)
+    certificate_file: Path | None = attrs.field(default=None, converter=_path)
+    private_key_file: Path | None = attrs.field(default=None, converter=_path)
+    listener_certificate_file: Path | None = attrs.field(default=None, converter=_path)
+    listener_private_key_file: Path | None = attrs.field(default=None, converter=_path)
+    client_ca_file: Path | None = attrs.field(default=None, converter=_path)
 
-    return _ReloadingCreator(read)
+    def for_connecting(self, hostname: str) -> Any:
+        """Return a connection creator for TLS that verifies a host's certificate.
+
+        The files are read at this call, and again for each connection.
+
+        :raises OSError: if a file cannot be read.
+        :raises ValueError: if the content of a file is invalid.
+        """
+
+        def read() -> Any:
+            own, extra = None, {}
+            if self.certificate_file is not None:
+                own, chain = _read_own(self.certificate_file, self.private_key_file)
+                extra = {"extraCertChain": chain} if chain else {}
+            return optionsForClientTLS(
+                hostname,
+                trustRoot=_read_authority(self.ca_file),
+                clientCertificate=own,
+                extraCertificateOptions=extra,
+            )
+
+        return _ReloadingCreator(read)
+
+    def for_listening(self) -> CertificateOptions:
+        """Return the TLS options of the listeners. The files are read at this call.
+
+        :raises OSError: if a file cannot be read.
+        :raises ValueError: if the content of a file is invalid, or no certificate is
+            configured.
+        """
+        if self.listener_certificate_file is None:
+            raise ValueError("there is no certificate")
+        own, chain = _read_own(
+            self.listener_certificate_file, self.listener_private_key_file
+        )
+        return CertificateOptions(
+            privateKey=own.privateKey.original,
+            certificate=own.original,
+            extraCertChain=chain or None,
+            trustRoot=_read_authority(self.client_ca_file),
+        )
 
 
 @implementer(IOpenSSLClientConnectionCreator)
@@ -99,33 +134,6 @@ class _ReloadingCreator:
             )
         connection: SSL.Connection = self._latest.clientConnectionForTLS(tlsProtocol)
         return connection
-
-
-def server_context(
-    certificate_file: Path,
-    private_key_file: Path | None = None,
-    *,
-    client_ca_file: Path | None = None,
-) -> CertificateOptions:
-    """Return the options of a TLS server.
-
-    :param certificate_file: the server's certificate, followed by its intermediate
-        certificates.
-    :param private_key_file: the certificate's private key; ``None`` if it is in the
-        same file.
-    :param client_ca_file: a file, or a directory of files, with the PEM
-        certificates of the authorities that may issue clients' certificates; ``None``
-        to require no client certificates.
-    :raises OSError: if a file cannot be read.
-    :raises ValueError: if a file does not contain the expected PEM data.
-    """
-    own, chain = _read_own(certificate_file, private_key_file)
-    return CertificateOptions(
-        privateKey=own.privateKey.original,
-        certificate=own.original,
-        extraCertChain=chain or None,
-        trustRoot=_read_authority(client_ca_file),
-    )
 
 
 def _read_pems(path: Path) -> list[bytes]:

@@ -19,10 +19,10 @@ from synapse_replication.config.endpoints import (
 from synapse_replication.config.listener_safety import Listener
 from synapse_replication.config.process import ProcessConfig
 from synapse_replication.config.replication_options import ReplicationOptions
-from synapse_replication.config.tls import TlsConfig
 from synapse_replication.errors import ConfigError
 from synapse_replication.testing.certificates import PrivateAuthority
 from synapse_replication.testing.private_process import free_port
+from synapse_replication.transport.tls import TlsConfig
 
 
 def listener(

@@ -1,4 +1,4 @@
-"""Tests for :mod:`synapse_replication.config.tls`."""
+"""Tests for the files for TLS that the configuration names."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from synapse_replication.config.process import ProcessConfig, load_config
-from synapse_replication.config.tls import TlsConfig
 from synapse_replication.errors import ConfigError
 from synapse_replication.testing.certificates import PrivateAuthority
+from synapse_replication.transport.tls import TlsConfig
 from tests.support.config_files import FilesMixin
 
 

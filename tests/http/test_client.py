@@ -23,7 +23,7 @@ from synapse_replication.http.resource import ReplicationResource
 from synapse_replication.streams.backlog import Backlog, BacklogOptions
 from synapse_replication.streams.stream import StreamUpdateResult
 from synapse_replication.testing.certificates import PrivateAuthority, PrivatePair
-from synapse_replication.transport.tls import client_context, server_context
+from synapse_replication.transport.tls import TlsConfig
 from tests.http.doubles import (
     WRITER,
     Directory,
@@ -413,11 +413,11 @@ class RealSocketTests(TestCase):
         port = reactor.listenSSL(
             0,
             Site(under_root(resource)),
-            server_context(
-                server.certificate,
-                server.private_key,
+            TlsConfig(
+                listener_certificate_file=server.certificate,
+                listener_private_key_file=server.private_key,
                 client_ca_file=authority.certificate,
-            ),
+            ).for_listening(),
             interface="127.0.0.1",
         )
         self.addCleanup(port.stopListening)
@@ -433,15 +433,12 @@ class RealSocketTests(TestCase):
             trusted: PrivateAuthority = authority,
             own: PrivatePair | None = client,
         ) -> int:
-            def tls_for(hostname: str) -> Any:
-                return client_context(
-                    hostname,
-                    ca_file=trusted.certificate,
-                    certificate_file=own.certificate if own else None,
-                    private_key_file=own.private_key if own else None,
-                )
-
-            agent, pool = make_agent(reactor, locations, tls_for)
+            files = TlsConfig(
+                trusted.certificate,
+                own.certificate if own else None,
+                own.private_key if own else None,
+            )
+            agent, pool = make_agent(reactor, locations, files.for_connecting)
             try:
                 client = HttpCatchUpClient(agent, locations, "hush", reactor)
                 page = await client.get_updates_since("events", name, 0, 9)

@@ -21,7 +21,7 @@ from synapse_replication.transport.buffers import (
     TransportBuffers,
     read_buffers,
 )
-from synapse_replication.transport.tls import server_context
+from synapse_replication.transport.tls import TlsConfig
 
 
 class SocketTransport:
@@ -115,8 +115,12 @@ class ReadBuffersTests(SynchronousTestCase):
         folder = Path(self.mktemp())
         folder.mkdir()
         issued = PrivateAuthority(folder).issue("server", "main.example")
+        files = TlsConfig(
+            listener_certificate_file=issued.certificate,
+            listener_private_key_file=issued.private_key,
+        )
         factory = TLSMemoryBIOFactory(
-            server_context(issued.certificate, issued.private_key),
+            files.for_listening(),
             False,
             Factory.forProtocol(Protocol),
         )

@@ -16,8 +16,19 @@ from twisted.python.failure import Failure
 from twisted.trial.unittest import TestCase
 
 from synapse_replication.testing.certificates import PrivateAuthority
-from synapse_replication.transport.tls import client_context, server_context
+from synapse_replication.transport.tls import TlsConfig
 from synapse_replication.transport.tls_errors import explain
+
+
+def client_context(hostname: str, **files: Path | None) -> Any:
+    return TlsConfig(**files).for_connecting(hostname)
+
+
+def server_context(
+    certificate: Path, private_key: Path, client_ca_file: Path | None = None
+) -> Any:
+    files = TlsConfig(None, None, None, certificate, private_key, client_ca_file)
+    return files.for_listening()
 
 
 class _End(Protocol):
