@@ -38,7 +38,7 @@ from synapse_replication.handlers.events import RowsRequest
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.http.location import InstanceLocation
 from synapse_replication.streams.stream import StreamUpdateResult, UpdateFunction
-from synapse_replication.transport.tls_errors import explain
+from synapse_replication.transport.error_text import explain
 from synapse_replication.wire.extension import MAX_NAME_LENGTH
 
 if TYPE_CHECKING:

@@ -42,10 +42,10 @@ from synapse_replication.transport.buffers import ReadSize
 from synapse_replication.transport.error_text import (
     destination,
     error_text,
+    explain,
     with_location,
 )
 from synapse_replication.transport.timeouts import Timeout, stop
-from synapse_replication.transport.tls_errors import explain
 from synapse_replication.wire.close_reason import CloseReason
 
 #: The time limit from ``connectionMade`` until the link is established, in s.

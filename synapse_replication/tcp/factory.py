@@ -31,8 +31,7 @@ from synapse_replication.tcp.protocol import (
     ServerReplicationStreamProtocol,
 )
 from synapse_replication.text import outgoing_label
-from synapse_replication.transport.error_text import destination
-from synapse_replication.transport.tls_errors import explain
+from synapse_replication.transport.error_text import destination, explain
 from synapse_replication.wire.close_reason import CloseReason
 from synapse_replication.wire.pending_lines import PendingLimit
 

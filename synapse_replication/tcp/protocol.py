@@ -43,7 +43,7 @@ from synapse_replication.handlers.interfaces import Clock, ConnectionHandler
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.handlers.timer import Timer
 from synapse_replication.transport.buffers import ReadSize, read_buffers
-from synapse_replication.transport.tls_errors import explain
+from synapse_replication.transport.error_text import explain
 from synapse_replication.wire.close_reason import CloseReason
 from synapse_replication.wire.commands import (
     Command,

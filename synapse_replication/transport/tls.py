@@ -25,7 +25,7 @@ from twisted.internet.ssl import (
 from twisted.logger import Logger
 from zope.interface import implementer
 
-from synapse_replication.transport.tls_errors import messages
+from synapse_replication.transport.error_text import messages
 
 _log = Logger()
 

@@ -16,8 +16,8 @@ from twisted.python.failure import Failure
 from twisted.trial.unittest import TestCase
 
 from synapse_replication.testing.certificates import PrivateAuthority
+from synapse_replication.transport.error_text import explain
 from synapse_replication.transport.tls import TlsConfig
-from synapse_replication.transport.tls_errors import explain
 
 
 def client_context(hostname: str, **files: Path | None) -> Any:
