@@ -23,7 +23,7 @@ from sphinx.util.nodes import nested_parse_with_titles
 
 from synapse_replication.config import models, own_section
 from synapse_replication.config.models import SharedFile
-from synapse_replication.config.section_types import Section
+from synapse_replication.config.sections import Section
 from synapse_replication.streams.table import TableStream
 
 #: Names of types for people who write YAML.

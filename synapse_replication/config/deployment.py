@@ -15,7 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from synapse_replication.config.models import SharedFile
-from synapse_replication.config.validation import INVALID, read_value
+from synapse_replication.config.sections import INVALID, read_value
 from synapse_replication.config.yaml_files import (
     OWN_SECTION,
     KeyPath,

@@ -19,7 +19,7 @@ from typing import Annotated, Any
 from msgspec import Meta, field
 
 from synapse_replication.config.own_section import OwnSection
-from synapse_replication.config.section_types import (
+from synapse_replication.config.sections import (
     InvalidValueError,
     Port,
     Secret,

@@ -9,7 +9,7 @@ import attrs
 from msgspec import Meta, field
 from msgspec.structs import force_setattr
 
-from synapse_replication.config.section_types import (
+from synapse_replication.config.sections import (
     InvalidValueError,
     Secret,
     StrictSection,

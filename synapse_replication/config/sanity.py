@@ -25,7 +25,7 @@ from synapse_replication.config.models import (
     RedisSection,
     SharedFile,
 )
-from synapse_replication.config.section_types import Section
+from synapse_replication.config.sections import Section
 from synapse_replication.config.yaml_files import (
     OWN_SECTION,
     KeyPath,

@@ -13,8 +13,7 @@ from synapse_replication.config.models import (
     RedisSection,
     SharedFile,
 )
-from synapse_replication.config.section_types import Section
-from synapse_replication.config.validation import read_value
+from synapse_replication.config.sections import Section, read_value
 from synapse_replication.config.yaml_files import MergedFiles
 
 T = TypeVar("T")

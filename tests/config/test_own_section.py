@@ -7,7 +7,7 @@ from typing import Any
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.config.own_section import OwnSection
-from synapse_replication.config.validation import read_value
+from synapse_replication.config.sections import read_value
 from synapse_replication.config.yaml_files import MergedFiles
 from synapse_replication.streams.table import TableStream
 

@@ -1,4 +1,4 @@
-"""Tests for synapse_replication.config.validation."""
+"""Tests for synapse_replication.config.sections."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from rich.pretty import pretty_repr
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.config.models import SharedFile
-from synapse_replication.config.section_types import Section
-from synapse_replication.config.validation import read_value
+from synapse_replication.config.sections import Section, read_value
 from synapse_replication.config.yaml_files import MergedFiles
 
 

@@ -1,15 +1,21 @@
-"""Creation of the configuration's sections from the merged content of the files."""
+"""The sections of the configuration: their base classes, and how they are read.
+
+:func:`read_value` creates a section from the merged content of the files, and reports
+everything that the annotations of the section's fields do not allow. The descriptions
+of the fields are those of the manual.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Any, Final, get_args, get_origin
+from typing import Annotated, Any, Final, TypeAlias, get_args, get_origin
 
 import msgspec
+from msgspec import Meta, Struct
+from typing_extensions import override
 
-from synapse_replication.config.section_types import InvalidValueError, Section
 from synapse_replication.config.yaml_files import KeyPath, MergedFiles, hint_for
 from synapse_replication.data_files import read_table
 
@@ -21,6 +27,53 @@ _HINTS = {
     row["Value"]: row["Hint"]
     for row in read_table(Path(__file__).with_name("hints.csv"))
 }
+
+
+class Section(Struct, frozen=True):
+    """A section that Synapse defines: unknown keys are ignored."""
+
+    @override
+    def __repr__(self) -> str:
+        # Without the values: some are secrets.
+        return f"{type(self).__name__}(...)"
+
+    @override
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        """Return the values that rich shows, for instance in a traceback: none."""
+        return []
+
+
+class StrictSection(Section, frozen=True, forbid_unknown_fields=True):
+    """A section of this package: an unknown key is an error."""
+
+
+class InvalidValueError(ValueError):
+    """A value is invalid, or the values of a section do not fit together.
+
+    :ivar problem: what is wrong.
+    :ivar hint: what to do.
+    """
+
+    def __init__(self, problem: str, hint: str) -> None:
+        super().__init__(f"{problem}; {hint}")
+        self.problem = problem
+        self.hint = hint
+
+
+Port: TypeAlias = Annotated[int, Meta(ge=1, le=65535)]
+"""A port number."""
+Secret: TypeAlias = Annotated[str, Meta(extra={"is_secret": True})]
+"""A text that is never logged."""
+
+
+def not_empty(values: list[str]) -> list[str]:
+    """Return a list.
+
+    :raises InvalidValueError: if it is empty.
+    """
+    if not values:
+        raise InvalidValueError("is empty", "write at least one entry")
+    return values
 
 
 def read_value(kind: Any, value: Any, path: KeyPath, merged: MergedFiles) -> Any:
