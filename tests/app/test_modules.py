@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import sys
+import textwrap
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 from twisted.application.service import MultiService
@@ -12,6 +15,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from synapse_replication.app.modules import (
     add_service,
     check_sink,
+    find_made_types,
     load_factories,
 )
 from synapse_replication.config.process import load_config
@@ -159,3 +163,93 @@ class AddServiceTests(SynchronousTestCase):
             with self.assertRaises(ConfigError) as caught:
                 add_service(wrong, parent, options)
             self.assertIn("which is not a service", str(caught.exception))
+
+
+class Sink:
+    pass
+
+
+def returns_global() -> Any:
+    return Sink()
+
+
+def returns_attribute() -> Any:
+    return textwrap.TextWrapper()
+
+
+def returns_variable() -> Any:
+    sink = Sink()
+    sink.rows = 1  # type: ignore[attr-defined]
+    return sink
+
+
+def returns_one_of_two(flag: bool) -> Any:
+    if flag:
+        return {}
+    return None
+
+
+def assigns_twice() -> Any:
+    sink: Any = Sink()
+    if sink.other:
+        sink = sink.other
+    return sink
+
+
+def calls_a_function() -> Any:
+    return len([1])
+
+
+def returns_itself() -> Any:
+    sink: Any
+    sink = sink  # noqa: F821
+    return sink
+
+
+def returns_argument(sink: Any) -> Any:
+    return sink
+
+
+def yields() -> Any:
+    yield 1
+
+
+def calls_next() -> Any:
+    return next(yields())
+
+
+calls_next = functools.wraps(yields)(calls_next)
+
+
+def has_inner_function() -> None:
+    def inner() -> Any:
+        return Sink()
+
+    inner()
+
+
+class FindMadeTypesTests(SynchronousTestCase):
+    def test_known(self) -> None:
+        """Classes, literals and variables that are set once are found."""
+        for function, made in (
+            (Sink, [Sink]),
+            (returns_global, [Sink]),
+            (returns_attribute, [textwrap.TextWrapper]),
+            (returns_variable, [Sink]),
+            (returns_one_of_two, [dict, NoneType]),
+            (has_inner_function, [NoneType]),
+        ):
+            self.assertEqual(find_made_types(function), made, function)
+
+    def test_unknown(self) -> None:
+        """No class is returned if only a call could show it."""
+        for function in (
+            assigns_twice,
+            calls_a_function,
+            returns_itself,
+            returns_argument,
+            yields,
+            calls_next,
+            len,
+        ):
+            self.assertEqual(find_made_types(function), [], function)
