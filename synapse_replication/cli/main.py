@@ -135,8 +135,11 @@ def _run(paths: Sequence[str], purpose: Purpose, log_json: bool) -> NoReturn:
     thresholds = gc.get_threshold()
     gc.set_threshold(5000, 100)
     from synapse_replication.app.service_runner import run_service, start_logging
-    from synapse_replication.app.supervision import SupervisedProcess
-    from synapse_replication.app.systemd import SystemdNotifier, open_notify_socket
+    from synapse_replication.app.supervision import (
+        SupervisedProcess,
+        SystemdNotifier,
+        open_notify_socket,
+    )
     from synapse_replication.clock import ReactorClock
     from synapse_replication.config.process import load_config
     from synapse_replication.instrumentation.log_file import LogFile

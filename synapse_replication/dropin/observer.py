@@ -45,7 +45,7 @@ from synapse_replication.instrumentation.status.model import encode_status
 from synapse_replication.instrumentation.status.observer import StatusObserver
 
 if TYPE_CHECKING:
-    from synapse_replication.app.systemd import SystemdNotifier
+    from synapse_replication.app.supervision import SystemdNotifier
     from synapse_replication.app.tracing_export import SpanExport
 
 #: Streams that are announced only if other instances send to remote servers.
@@ -131,7 +131,10 @@ class Monitoring(ProcessObservers):
     def _start_systemd(self) -> None:
         if "NOTIFY_SOCKET" not in os.environ:
             return
-        from synapse_replication.app.systemd import SystemdNotifier, open_notify_socket
+        from synapse_replication.app.supervision import (
+            SystemdNotifier,
+            open_notify_socket,
+        )
 
         try:
             notify = open_notify_socket(os.environ, os.getpid())
