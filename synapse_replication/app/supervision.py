@@ -144,7 +144,6 @@ class SystemdNotifier:
     :param notify: systemd's socket, which :meth:`stopping` closes.
     :param clock: schedules the checks.
     :param snapshot: returns the current status.
-    :param monotonic_usec: returns the time of systemd's monotonic clock, in us.
     :param reports_lifecycle: whether to report that the process is ready, reloads or
         stops, in addition to its status; ``False`` inside a host that reports this.
     """
@@ -152,7 +151,6 @@ class SystemdNotifier:
     _notify: NotifySocket
     _clock: Clock
     _snapshot: Callable[[], ProcessStatus]
-    _monotonic_usec: Callable[[], int] = lambda: time.monotonic_ns() // 1000
     _reports_lifecycle: bool = attrs.field(default=True, kw_only=True)
     _is_up: bool = attrs.field(default=False, init=False)
     _is_ready: bool = attrs.field(default=False, init=False)
@@ -180,8 +178,9 @@ class SystemdNotifier:
     def reloading(self) -> None:
         """Report that the configuration is being reloaded, if the process is ready."""
         if self._is_ready:
+            now = time.monotonic_ns() // 1000
             self._is_reloading = self._notify.send(
-                "RELOADING=1", f"MONOTONIC_USEC={self._monotonic_usec()}"
+                "RELOADING=1", f"MONOTONIC_USEC={now}"
             )
 
     def reloaded(self, note: str = "") -> None:

@@ -6,6 +6,7 @@ import copy
 import json
 import socket
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -145,11 +146,9 @@ class SystemdNotifierTests(SynchronousTestCase):
         self.notify = NotifySocket("/nowhere", feed_interval=3.0)
         self.addCleanup(self.notify.close)
         self.patch(self.notify, "send", self.send)
+        self.patch(time, "monotonic_ns", lambda: 123_000)
         self.notifier = SystemdNotifier(
-            self.notify,
-            ReactorClock(self.clock),
-            self.observer.snapshot,
-            lambda: 123,
+            self.notify, ReactorClock(self.clock), self.observer.snapshot
         )
 
     def send(self, *assignments: str) -> bool:
