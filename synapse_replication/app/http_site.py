@@ -1,22 +1,29 @@
-"""The HTTP resources of a process: its own rows, its health, metrics and status."""
+"""The HTTP listeners of a process: its own rows, its health, metrics and status."""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from twisted.web.resource import Resource
 
+from synapse_replication.app.host import StandaloneHost
+from synapse_replication.app.http_limits import BoundedSite, served_hosts
 from synapse_replication.app.status_page import render_page
+from synapse_replication.config.listener_safety import Listener
+from synapse_replication.config.replication_options import ReplicationOptions
+from synapse_replication.handlers.events import RequestRefused
+from synapse_replication.http.resource import ReplicationResource
 from synapse_replication.instrumentation.status.model import (
     ProcessStatus,
     encode_status,
 )
+from synapse_replication.streams.backlog import Backlog
 
 #: The beginning of the paths of rows, which require the secret if there is one.
-REPLICATION_PATH = b"/_synapse/replication/"
+_REPLICATION_PATH = b"/_synapse/replication/"
 _TEXT = "text/plain; charset=utf-8"
 
 
@@ -138,3 +145,43 @@ def make_root(
         root.putChild(b"status.json", status_json_resource(snapshot))
         synapse.putChild(b"metrics", metrics_resource(registry))
     return cast(Resource, root)
+
+
+def make_sites(
+    options: ReplicationOptions,
+    host: StandaloneHost,
+    backlog: Backlog | None,
+    registry: CollectorRegistry,
+    snapshot: Callable[[], ProcessStatus],
+) -> Iterator[tuple[Listener, BoundedSite]]:
+    """Yield each HTTP listener of a process, and what it serves.
+
+    :param backlog: the rows that this process sent most recently; ``None`` if it does
+        not use the extension.
+    :param registry: the registry of the process's metrics.
+    :param snapshot: returns the current status.
+    """
+    replication = ReplicationResource(
+        host.streams,
+        options.instance_name,
+        options.secret,
+        host.observer,
+        epoch=None if backlog is None else host.identity.instance_id,
+        backlog=backlog,
+        status=lambda: encode_status(snapshot()),
+    )
+    hosts = [at.host for at in options.instances.values() if at.host]
+    for listener in options.listeners:
+        if not listener.direct_tcp:
+            yield (
+                listener,
+                BoundedSite(
+                    make_root(listener.resources, registry, snapshot, replication),
+                    served_hosts(listener.addresses, [*options.allowed_hosts, *hosts]),
+                    guarded=None if options.secret is None else _REPLICATION_PATH,
+                    max_connections=options.max_http_connections,
+                    refused=lambda status, why: host.observer.observe(
+                        RequestRefused(status, why)
+                    ),
+                ),
+            )

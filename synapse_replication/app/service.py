@@ -34,6 +34,7 @@ from synapse_replication.app.observers import ProcessObservers
 from synapse_replication.app.stop_steps import StopSteps
 from synapse_replication.app.stream_setup import StreamSetup, largest_token_of
 from synapse_replication.clock import ReactorClock
+from synapse_replication.config.listener_safety import Listener
 from synapse_replication.config.process import ProcessConfig
 from synapse_replication.config.redis import explained_redis_files
 from synapse_replication.config.replication_options import ReplicationOptions
@@ -45,7 +46,6 @@ from synapse_replication.errors import (
 )
 from synapse_replication.handlers.admission import DeclaredWriters
 from synapse_replication.handlers.epochs import PeerEpochs
-from synapse_replication.handlers.events import RequestRefused
 from synapse_replication.handlers.extension.extension import ReplicationExtension
 from synapse_replication.handlers.handler import (
     HandlerOptions,
@@ -64,10 +64,7 @@ from synapse_replication.handlers.sending.streamer import (
 )
 from synapse_replication.http.client import HttpCatchUpClient, with_retries
 from synapse_replication.instrumentation.prometheus import ReplicationMetrics
-from synapse_replication.instrumentation.status.model import (
-    ProcessStatus,
-    encode_status,
-)
+from synapse_replication.instrumentation.status.model import ProcessStatus
 from synapse_replication.instrumentation.status.observer import StatusObserver
 from synapse_replication.redis.external_cache import ExternalCache
 from synapse_replication.redis.link import RedisReplicationLink
@@ -319,7 +316,8 @@ class Replication(Service):
             self._observer,
             options=StreamerOptions(torture_level=options.torture_level),
         )
-        await self._listen_http()
+        if options.serves_http:
+            await self._listen_http()
         channels = handler.start_replication()
         if options.has_direct_tcp:
             await self._start_direct_tcp()
@@ -434,71 +432,29 @@ class Replication(Service):
         return handler
 
     async def _listen_http(self) -> None:
-        config = self._options
-        listeners = [each for each in config.listeners if not each.direct_tcp]
-        if not listeners:
-            return
         # Importing Twisted's web server takes 2 MiB.
-        from synapse_replication.app.http_limits import BoundedSite, served_hosts
-        from synapse_replication.app.http_site import REPLICATION_PATH, make_root
-        from synapse_replication.config.endpoints import listener_descriptions
-        from synapse_replication.http.resource import ReplicationResource
+        from synapse_replication.app.http_site import make_sites
 
-        replication = ReplicationResource(
-            self.host.streams,
-            config.instance_name,
-            config.secret,
-            self._observer,
-            epoch=self.host.identity.instance_id if self._backlog is not None else None,
-            backlog=self._backlog,
-            status=lambda: encode_status(self._status.snapshot()),
-        )
-        for listener in listeners:
-            site = BoundedSite(
-                make_root(
-                    listener.resources,
-                    self.metrics_registry,
-                    self._status.snapshot,
-                    replication,
-                ),
-                served_hosts(
-                    listener.addresses,
-                    [
-                        *config.allowed_hosts,
-                        *(at.host for at in config.instances.values() if at.host),
-                    ],
-                ),
-                guarded=None if config.secret is None else REPLICATION_PATH,
-                max_connections=config.max_http_connections,
-                refused=lambda status, why: self._observer.observe(
-                    RequestRefused(status, why)
-                ),
-            )
-            for description in listener_descriptions(listener):
-                await self._listen(description, site, listener.tls)
+        for listener, site in make_sites(
+            self._options,
+            self.host,
+            self._backlog,
+            self.metrics_registry,
+            self._status.snapshot,
+        ):
+            await self._open(listener, site)
 
     async def _start_direct_tcp(self) -> None:
         # Importing both ends of direct TCP, and Twisted's endpoints, takes 0.5 MiB.
-        from synapse_replication.config.endpoints import (
-            client_endpoint,
-            listener_descriptions,
-        )
+        from synapse_replication.config.endpoints import client_endpoint
         from synapse_replication.tcp.factory import (
             DirectTcpReplicationClientFactory,
             ReplicationStreamProtocolFactory,
         )
 
         config = self._options
-        descriptions = [
-            *((description, False) for description in config.tcp_listen),
-            *(
-                (description, listener.tls)
-                for listener in config.listeners
-                if listener.direct_tcp
-                for description in listener_descriptions(listener)
-            ),
-        ]
-        if descriptions:
+        listeners = [each for each in config.listeners if each.direct_tcp]
+        if config.tcp_listen or listeners:
             factory = ReplicationStreamProtocolFactory(
                 config.server_name,
                 self._clock,
@@ -510,8 +466,10 @@ class Replication(Service):
             )
             self._observers.status.watch_buffers(factory.buffers)
             self._stops.add("closing direct TCP connections", factory.close_connections)
-            for description, tls in descriptions:
-                await self._listen(description, factory, tls)
+            for description in config.tcp_listen:
+                await self._listen(description, factory)
+            for listener in listeners:
+                await self._open(listener, factory)
         for description in config.tcp_connect:
             client = DirectTcpReplicationClientFactory(
                 config.instance_name,
@@ -544,16 +502,19 @@ class Replication(Service):
         self._observers.status.watch_buffers(link.buffers)
         self._stops.add("closing the Redis connections", link.stop)
 
-    async def _listen(
-        self, description: str, factory: IProtocolFactory, tls: bool
-    ) -> None:
+    async def _open(self, listener: Listener, factory: IProtocolFactory) -> None:
         # Imported where something listens: it takes 0.3 MiB.
+        from synapse_replication.config.endpoints import listener_descriptions
+
+        if listener.tls:
+            context = self._options.tls.for_listening()
+            factory = TLSMemoryBIOFactory(context, False, factory)
+        for description in listener_descriptions(listener):
+            await self._listen(description, factory)
+
+    async def _listen(self, description: str, factory: IProtocolFactory) -> None:
         from synapse_replication.config.endpoints import server_endpoint
 
-        if tls:
-            factory = TLSMemoryBIOFactory(
-                self._options.tls.for_listening(), False, factory
-            )
         endpoint = server_endpoint(self._reactor, description, self._options)
         try:
             port = await endpoint.listen(factory)
@@ -641,12 +602,9 @@ def _modules_needed(options: ReplicationOptions) -> Iterator[str]:
     afterwards, a package that was upgraded meanwhile would be imported in part.
     """
     package = __package__.rpartition(".")[0]
-    serves_http = any(not each.direct_tcp for each in options.listeners)
-    if serves_http:
-        yield f"{package}.app.http_limits"
+    if options.serves_http:
         yield f"{package}.app.http_site"
-        yield f"{package}.http.resource"
-    if serves_http or options.has_direct_tcp:
+    if options.serves_http or options.has_direct_tcp:
         yield f"{package}.config.endpoints"
     if options.has_direct_tcp:
         yield f"{package}.tcp.factory"

@@ -254,6 +254,11 @@ class ReplicationOptions:
         )
 
     @property
+    def serves_http(self) -> bool:
+        """Whether this process has an HTTP listener."""
+        return any(not listener.direct_tcp for listener in self.listeners)
+
+    @property
     def has_links(self) -> bool:
         """Whether there is a link to other processes, or a listener for links."""
         return self.redis is not None or self.has_direct_tcp

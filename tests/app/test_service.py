@@ -104,9 +104,7 @@ class ReplicationTests(FilesMixin):
         self.assertEqual(
             [name.removeprefix("synapse_replication.") for name in imported],
             [
-                "app.http_limits",
                 "app.http_site",
-                "http.resource",
                 "config.endpoints",
                 "tcp.factory",
                 "storage.id_generators",
