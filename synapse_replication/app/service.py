@@ -14,13 +14,14 @@ import errno
 import random
 import secrets
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+import attrs
 from prometheus_client import CollectorRegistry
 from twisted.application.service import MultiService, Service
-from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.defer import CancelledError, Deferred, TimeoutError
 from twisted.internet.error import CannotListenError
 from twisted.internet.interfaces import IProtocolFactory
 from twisted.logger import Logger
@@ -31,7 +32,6 @@ from typing_extensions import override
 from synapse_replication.app.host import PositionsOnlySink, StandaloneHost
 from synapse_replication.app.modules import add_service, check_sink, load_factories
 from synapse_replication.app.observers import ProcessObservers
-from synapse_replication.app.stop_steps import StopSteps
 from synapse_replication.app.stream_setup import StreamSetup, largest_token_of
 from synapse_replication.clock import ReactorClock
 from synapse_replication.config.listener_safety import Listener
@@ -84,6 +84,55 @@ if TYPE_CHECKING:
 
 #: The most time that each step of a stop may take, in s.
 DRAIN_TIMEOUT = 10.0
+
+
+@attrs.define(eq=False, repr=False)
+class StopSteps:
+    """The functions to call when a process stops, in the reverse order of adding them.
+
+    :param reactor: schedules the timeouts.
+    """
+
+    log = Logger()
+
+    _reactor: Any
+    _steps: list[tuple[str, Callable[[], Any]]] = attrs.field(factory=list, init=False)
+
+    def add(self, what: str, stop: Callable[[], Any]) -> None:
+        """Add a step.
+
+        :param what: describes the step in the log if it fails or takes too long.
+        :param stop: the function to call; if its result is awaitable, it is awaited.
+        """
+        self._steps.append((what, stop))
+
+    async def run(self) -> bool:
+        """Run all steps, even if some fail.
+
+        :return: whether all steps succeeded in time.
+        """
+        all_done = True
+        while self._steps:
+            what, stop = self._steps.pop()
+            ending = Deferred.fromCoroutine(_call(stop))
+            ending.addTimeout(DRAIN_TIMEOUT, self._reactor)
+            try:
+                await ending
+                continue
+            except TimeoutError:
+                why = f"it did not finish within {DRAIN_TIMEOUT:g} s"
+            except Exception as error:  # noqa: BLE001 -- logged; the next steps run
+                why = str(error) or type(error).__name__
+            all_done = False
+            text = "A step of the stop failed ({what}): {why}"
+            self.log.warn(text, what=what, why=why)
+        return all_done
+
+
+async def _call(stop: Callable[[], Any]) -> None:
+    result = stop()
+    if isinstance(result, Awaitable):
+        await result
 
 
 class Replication(Service):
@@ -190,7 +239,7 @@ class Replication(Service):
             self._observers.metrics.watch_backlog(self._backlog)
         self.services = MultiService()  # type: ignore[no-untyped-call]
         self.started: Deferred[None] = Deferred()
-        self._stops = StopSteps(reactor, DRAIN_TIMEOUT)
+        self._stops = StopSteps(reactor)
         self._starting: Deferred[None] | None = None
         self._began = self._is_up = False
 
