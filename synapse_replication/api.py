@@ -14,10 +14,6 @@ from synapse_replication.app.service_runner import (
     run_service as run_service,
     start_logging as start_logging,
 )
-from synapse_replication.clock import (
-    BackgroundProcesses as BackgroundProcesses,
-    ReactorClock as ReactorClock,
-)
 from synapse_replication.config.deployment import DatabaseConfig as DatabaseConfig
 from synapse_replication.config.listener_safety import Listener as Listener
 from synapse_replication.config.replication_options import (
@@ -55,6 +51,8 @@ from synapse_replication.handlers.handler import (
     ReplicationCommandHandler as ReplicationCommandHandler,
 )
 from synapse_replication.handlers.host_parts import (
+    BackgroundProcesses as BackgroundProcesses,
+    ReactorClock as ReactorClock,
     StreamTable as StreamTable,
     SyncingUsers as SyncingUsers,
     WriteNotifier as WriteNotifier,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.clock import ReactorClock
+from synapse_replication.handlers.host_parts import ReactorClock
 from synapse_replication.periodic import AFTER_HEARTBEATS, until_next
 
 

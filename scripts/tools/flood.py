@@ -29,10 +29,13 @@ from twisted.internet.protocol import ProcessProtocol
 from twisted.internet.task import LoopingCall, react
 from twisted.python.failure import Failure
 
-from synapse_replication.clock import BackgroundProcesses, ReactorClock
 from synapse_replication.handlers.events import AnnouncedBy, LinkDown, OperationFailed
 from synapse_replication.handlers.handler import ReplicationCommandHandler
-from synapse_replication.handlers.host_parts import WriteNotifier
+from synapse_replication.handlers.host_parts import (
+    BackgroundProcesses,
+    ReactorClock,
+    WriteNotifier,
+)
 from synapse_replication.handlers.interfaces import Identity, ReplicationHost
 from synapse_replication.handlers.observer import ReplicationObserver, handles
 from synapse_replication.handlers.sending.streamer import ReplicationStreamer

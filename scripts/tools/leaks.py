@@ -28,8 +28,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import react
 from twisted.web.server import Site
 
-from synapse_replication.clock import ReactorClock
-from synapse_replication.handlers.host_parts import StreamTable
+from synapse_replication.handlers.host_parts import ReactorClock, StreamTable
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.http.agent import make_agent
 from synapse_replication.http.client import HttpCatchUpClient

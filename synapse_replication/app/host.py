@@ -7,7 +7,6 @@ from typing import Any
 
 import attrs
 
-from synapse_replication.clock import BackgroundProcesses, ReactorClock
 from synapse_replication.errors import CatchUpError, LocalProtocolError
 from synapse_replication.handlers.data_handler import (
     LargestToken,
@@ -16,6 +15,8 @@ from synapse_replication.handlers.data_handler import (
 from synapse_replication.handlers.handler import ReplicationCommandHandler
 from synapse_replication.handlers.host_parts import (
     MAX_USERS,
+    BackgroundProcesses,
+    ReactorClock,
     StreamTable,
     SyncingUsers,
     WriteNotifier,

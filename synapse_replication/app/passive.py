@@ -18,11 +18,11 @@ from twisted.internet.defer import Deferred, maybeDeferred
 from twisted.internet.interfaces import IStreamClientEndpoint
 from typing_extensions import override
 
-from synapse_replication.clock import ReactorClock
 from synapse_replication.config.endpoints import client_endpoint
 from synapse_replication.config.process import ProcessConfig
 from synapse_replication.config.redis import explained_redis_files
 from synapse_replication.errors import LocalProtocolError, ReplicationError
+from synapse_replication.handlers.host_parts import ReactorClock
 from synapse_replication.handlers.interfaces import ReplicationConnection
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.redis.options import RedisOptions

@@ -33,7 +33,6 @@ from synapse_replication.app.host import PositionsOnlySink, StandaloneHost
 from synapse_replication.app.modules import add_service, check_sink, load_factories
 from synapse_replication.app.observers import ProcessObservers
 from synapse_replication.app.stream_setup import StreamSetup, largest_token_of
-from synapse_replication.clock import ReactorClock
 from synapse_replication.config.listener_safety import Listener
 from synapse_replication.config.process import ProcessConfig
 from synapse_replication.config.redis import explained_redis_files
@@ -51,6 +50,7 @@ from synapse_replication.handlers.handler import (
     HandlerOptions,
     ReplicationCommandHandler,
 )
+from synapse_replication.handlers.host_parts import ReactorClock
 from synapse_replication.handlers.interfaces import (
     ClosableSink,
     CommandSink,

@@ -140,8 +140,8 @@ def _run(paths: Sequence[str], purpose: Purpose, log_json: bool) -> NoReturn:
         SystemdNotifier,
         open_notify_socket,
     )
-    from synapse_replication.clock import ReactorClock
     from synapse_replication.config.process import load_config
+    from synapse_replication.handlers.host_parts import ReactorClock
     from synapse_replication.instrumentation.log_file import LogFile
 
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)

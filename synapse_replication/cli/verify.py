@@ -20,9 +20,9 @@ from twisted.web.server import Site
 from synapse_replication.app.http_site import metrics_resource
 from synapse_replication.app.loss_meter import LossFinding, LossMeter
 from synapse_replication.app.passive import Follower, Output
-from synapse_replication.clock import ReactorClock
 from synapse_replication.config.process import ProcessConfig
 from synapse_replication.errors import RemoteProtocolError
+from synapse_replication.handlers.host_parts import ReactorClock
 from synapse_replication.instrumentation.composite import CompositeObserver
 from synapse_replication.instrumentation.logs import LoggingObserver
 from synapse_replication.instrumentation.prometheus import (

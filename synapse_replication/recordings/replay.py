@@ -21,14 +21,18 @@ from twisted.internet import task
 from twisted.internet.defer import Deferred, succeed
 from typing_extensions import override
 
-from synapse_replication.clock import BackgroundProcesses, ReactorClock
 from synapse_replication.errors import RemoteProtocolError, UnparsableLineError, excerpt
 from synapse_replication.handlers import events
 from synapse_replication.handlers.handler import (
     HandlerOptions,
     ReplicationCommandHandler,
 )
-from synapse_replication.handlers.host_parts import SyncingUsers, WriteNotifier
+from synapse_replication.handlers.host_parts import (
+    BackgroundProcesses,
+    ReactorClock,
+    SyncingUsers,
+    WriteNotifier,
+)
 from synapse_replication.handlers.interfaces import Identity
 from synapse_replication.handlers.observer import ReplicationObserver, handles
 from synapse_replication.handlers.receiving.context import ReceiverOptions

@@ -16,10 +16,14 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock as TaskClock
 from typing_extensions import override
 
-from synapse_replication.clock import BackgroundProcesses, ReactorClock
 from synapse_replication.errors import LineTooLongError
 from synapse_replication.handlers.events import Event, OperationFailed
-from synapse_replication.handlers.host_parts import StreamTable, WriteNotifier
+from synapse_replication.handlers.host_parts import (
+    BackgroundProcesses,
+    ReactorClock,
+    StreamTable,
+    WriteNotifier,
+)
 from synapse_replication.handlers.interfaces import Identity, SyncingUser
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.streams.rows import RowCodec

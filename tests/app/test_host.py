@@ -15,10 +15,10 @@ from synapse_replication.app.host import (
     StandaloneHost,
 )
 from synapse_replication.app.service import Replication
-from synapse_replication.clock import ReactorClock
 from synapse_replication.config.process import load_config
 from synapse_replication.errors import CatchUpError
 from synapse_replication.handlers import interfaces
+from synapse_replication.handlers.host_parts import ReactorClock
 from synapse_replication.handlers.interfaces import Identity
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.streams.memory import MemoryStream

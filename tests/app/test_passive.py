@@ -22,10 +22,10 @@ from synapse_replication.app.passive import (
     PassiveTcpLink,
     _TappedReader,
 )
-from synapse_replication.clock import ReactorClock
 from synapse_replication.config.process import Purpose, load_config
 from synapse_replication.errors import ConfigError, ReplicationError
 from synapse_replication.handlers.events import LinkUp
+from synapse_replication.handlers.host_parts import ReactorClock
 from synapse_replication.handlers.observer import ReplicationObserver, handles
 from synapse_replication.redis.options import RedisOptions, SentinelOptions
 from synapse_replication.redis.resp import ReplyReader, encode

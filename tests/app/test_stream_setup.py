@@ -19,9 +19,9 @@ from synapse_replication.app.stream_setup import (
     StreamSetup,
     largest_token_of,
 )
-from synapse_replication.clock import ReactorClock
 from synapse_replication.config.process import ProcessConfig
 from synapse_replication.errors import CatchUpError, ConfigError
+from synapse_replication.handlers.host_parts import ReactorClock
 from synapse_replication.handlers.interfaces import Identity
 from synapse_replication.handlers.receiving.context import ReceiverOptions
 from synapse_replication.http.client import HttpCatchUpClient, with_retries

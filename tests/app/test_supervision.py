@@ -27,13 +27,13 @@ from synapse_replication.app.supervision import (
     open_notify_socket,
     watchdog_interval,
 )
-from synapse_replication.clock import ReactorClock
 from synapse_replication.config.process import (
     ProcessConfig,
     load_config,
 )
 from synapse_replication.errors import SupervisorError
 from synapse_replication.handlers.events import CatchUpEvent, CatchUpPage
+from synapse_replication.handlers.host_parts import ReactorClock
 from synapse_replication.instrumentation.status.model import ProcessStatus
 from synapse_replication.instrumentation.status.observer import StatusObserver
 from synapse_replication.streams.backlog import BacklogOptions

@@ -9,9 +9,9 @@ from twisted.internet.defer import CancelledError, Deferred, succeed
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.clock import ReactorClock
 from synapse_replication.errors import StreamConfigurationError, WaitTimeoutError
 from synapse_replication.handlers.data_handler import ReplicationDataHandler
+from synapse_replication.handlers.host_parts import ReactorClock
 from synapse_replication.streams.tokens import MultiWriterStreamToken
 from synapse_replication.testing.doubles import SourceStream
 from tests.handlers.fixtures import Row

@@ -9,9 +9,9 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.app.host import PositionsOnlySink
-from synapse_replication.clock import ReactorClock
 from synapse_replication.errors import StreamConfigurationError, WaitTimeoutError
 from synapse_replication.handlers.data_handler import ReplicationDataHandler
+from synapse_replication.handlers.host_parts import ReactorClock
 from synapse_replication.streams.memory import MemoryStream
 from synapse_replication.streams.rows import RowCodec
 from synapse_replication.streams.stream import (

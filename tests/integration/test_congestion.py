@@ -14,7 +14,7 @@ from twisted.internet.task import LoopingCall, deferLater
 from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import TestCase
 
-from synapse_replication.clock import ReactorClock
+from synapse_replication.handlers.host_parts import ReactorClock
 from synapse_replication.handlers.interfaces import ReplicationConnection
 from synapse_replication.tcp.factory import (
     DirectTcpReplicationClientFactory,

@@ -11,7 +11,6 @@ from twisted.internet.task import deferLater
 from twisted.trial.unittest import TestCase
 from twisted.web.server import Site
 
-from synapse_replication.clock import ReactorClock
 from synapse_replication.handlers.epochs import PeerEpochs
 from synapse_replication.handlers.events import Resync
 from synapse_replication.handlers.extension.extension import ReplicationExtension
@@ -19,6 +18,7 @@ from synapse_replication.handlers.handler import (
     HandlerOptions,
     ReplicationCommandHandler,
 )
+from synapse_replication.handlers.host_parts import ReactorClock
 from synapse_replication.handlers.interfaces import Identity
 from synapse_replication.handlers.receiving.partial_resync import PartialResync
 from synapse_replication.handlers.sending.streamer import ReplicationStreamer

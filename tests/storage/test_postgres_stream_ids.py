@@ -11,8 +11,8 @@ from twisted.internet import defer
 from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
-from synapse_replication.clock import ReactorClock
 from synapse_replication.errors import StreamConfigurationError
+from synapse_replication.handlers.host_parts import ReactorClock
 from synapse_replication.storage.database import Database
 from synapse_replication.storage.id_generators import load_id_generator
 from synapse_replication.storage.id_streams import IdStream

@@ -11,8 +11,8 @@ from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.clock import ReactorClock
 from synapse_replication.errors import CatchUpError
+from synapse_replication.handlers.host_parts import ReactorClock
 from synapse_replication.storage import removed_writer_search
 from synapse_replication.storage.database import connect
 from synapse_replication.storage.id_streams import AccessPath, IdStream

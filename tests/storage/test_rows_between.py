@@ -16,9 +16,9 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.app.host import PositionsOnlySink
 from synapse_replication.app.reader_ids import ReaderIds
-from synapse_replication.clock import BackgroundProcesses, ReactorClock
 from synapse_replication.errors import CatchUpError, StreamConfigurationError
 from synapse_replication.handlers.data_handler import ReplicationDataHandler
+from synapse_replication.handlers.host_parts import BackgroundProcesses, ReactorClock
 from synapse_replication.storage.postgres_stream import (
     PostgresStream,
 )

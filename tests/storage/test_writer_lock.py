@@ -9,8 +9,8 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import deferLater
 from twisted.trial.unittest import TestCase
 
-from synapse_replication.clock import ReactorClock
 from synapse_replication.errors import StorageError
+from synapse_replication.handlers.host_parts import ReactorClock
 from synapse_replication.storage import writer_lock
 from synapse_replication.storage.database import Database
 from synapse_replication.storage.writer_lock import WriterLock

@@ -17,12 +17,12 @@ from scripts.tools.bench.traffic import (
     timed_row,
 )
 from synapse_replication.app.host import StandaloneHost
-from synapse_replication.clock import ReactorClock
 from synapse_replication.errors import CatchUpError
 from synapse_replication.handlers.handler import (
     HandlerOptions,
     ReplicationCommandHandler,
 )
+from synapse_replication.handlers.host_parts import ReactorClock
 from synapse_replication.handlers.interfaces import Identity
 from synapse_replication.handlers.sending.streamer import ReplicationStreamer
 from synapse_replication.instrumentation.prometheus import (

@@ -12,7 +12,7 @@ from scripts.tools.bench.side import Counting, main, run
 from scripts.tools.bench.tables import make_generator_tables
 from scripts.tools.bench.traffic import READER, STREAM, WRITER
 from synapse_replication.app.reader_ids import ReaderIds
-from synapse_replication.clock import ReactorClock
+from synapse_replication.handlers.host_parts import ReactorClock
 from synapse_replication.storage.database import Database
 from synapse_replication.storage.id_generators import (
     MultiWriterIdGenerator,

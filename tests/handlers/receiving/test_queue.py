@@ -8,7 +8,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.clock import ReactorClock
+from synapse_replication.handlers.host_parts import ReactorClock
 from synapse_replication.handlers.receiving.context import (
     ReactorYielder,
     ReceiverOptions,
