@@ -9,7 +9,7 @@ from twisted.logger import Logger
 
 from synapse_replication.handlers.handler import ReplicationCommandHandler
 from synapse_replication.handlers.observer import ReplicationObserver
-from synapse_replication.handlers.timer import Timer
+from synapse_replication.handlers.timer import Timer, until_next
 from synapse_replication.instrumentation.composite import CompositeObserver
 from synapse_replication.instrumentation.hooks import ReplicationHooks
 from synapse_replication.instrumentation.logs import LoggingObserver
@@ -20,7 +20,6 @@ from synapse_replication.instrumentation.prometheus import (
 from synapse_replication.instrumentation.status.observer import StatusObserver
 from synapse_replication.instrumentation.status.stalls import StallLog
 from synapse_replication.instrumentation.turns import ReactorTurns
-from synapse_replication.periodic import until_next
 from synapse_replication.storage.stuck_id_watch import StuckIdWatch
 from synapse_replication.streams.stream import Stream
 

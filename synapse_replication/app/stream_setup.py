@@ -36,7 +36,6 @@ from twisted.logger import Logger
 
 from synapse_replication.app.host import StandaloneHost
 from synapse_replication.app.reader_ids import ReaderIds
-from synapse_replication.backoff import Backoff
 from synapse_replication.config.replication_options import (
     DeclaredStream,
     ReplicationOptions,
@@ -45,6 +44,7 @@ from synapse_replication.errors import RowDecodeError, StorageError
 from synapse_replication.handlers.data_handler import AdvancingStream, LargestToken
 from synapse_replication.handlers.events import RemovedWriterFound
 from synapse_replication.handlers.interfaces import PositionSink, RowSink
+from synapse_replication.handlers.timer import Backoff
 from synapse_replication.storage.database import Database
 from synapse_replication.storage.id_streams import IdStream, check_tables, read_sequence
 from synapse_replication.storage.postgres_stream import PostgresStream, WriterIds

@@ -1,10 +1,25 @@
-"""A timer on a host's clock."""
+"""A timer on a host's clock, and the delays with which timers are started.
+
+The delays are those between attempts, and those until the next periodic work.
+"""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 
+from msgspec import Struct
+
 from synapse_replication.handlers.interfaces import Clock, DelayedCall
+
+#: The largest exponent, to prevent an overflow. With the parameters that this package
+#: uses, delays reach their maximum at a smaller one.
+_MAX_EXPONENT = 60
+
+#: How long after a multiple of its interval periodic work takes place, in s. Heartbeats
+#: are sent at the multiples: a look at the peers just before their heartbeats arrive
+#: would find them silent for the longest time.
+AFTER_HEARTBEATS = 1.0
 
 
 class Timer:
@@ -32,3 +47,43 @@ class Timer:
         if self._call is not None and self._call.active():
             self._call.cancel()
         self._call = None
+
+
+class Backoff(Struct, frozen=True):
+    """Exponential backoff with a maximum and jitter.
+
+    :ivar initial: the delay after the first failure, without jitter, in s.
+    :ivar maximum: the longest delay, in s.
+    :ivar factor: the ratio of each delay to the previous one, without jitter, until
+        the maximum is reached.
+    :ivar jitter: returns a number in [0, 1). Half of it is the fraction by which a
+        delay is shortened, so that clients that failed together do not retry together.
+    """
+
+    initial: float = 0.5
+    maximum: float = 30.0
+    factor: float = 2.0
+    jitter: Callable[[], float] = random.random
+
+    def delay(self, attempt: int) -> float:
+        """Return the delay after a failure, in s.
+
+        :param attempt: the number of failures so far; at least 1.
+        """
+        exponent = min(attempt - 1, _MAX_EXPONENT)
+        full = min(self.maximum, self.initial * self.factor**exponent)
+        return full * (1 - self.jitter() / 2)
+
+
+def until_next(clock: Clock, every: float) -> float:
+    """Return the time until about ``every`` s from now, in s.
+
+    It is the time until :data:`AFTER_HEARTBEATS` after a multiple of ``every`` in the
+    clock's time, so that periodic work with the same interval takes place in one turn
+    of the reactor.
+
+    :return: more than a tenth of ``every``, at most 1.1 times ``every``: a timer may
+        fire slightly too early.
+    """
+    left = every - (clock.seconds() - AFTER_HEARTBEATS) % every
+    return left if left > every / 10 else left + every

@@ -32,10 +32,10 @@ from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
 
-from synapse_replication.backoff import Backoff
 from synapse_replication.errors import HttpCatchUpError, RowsLostError
 from synapse_replication.handlers.events import RowsRequest
 from synapse_replication.handlers.observer import ReplicationObserver
+from synapse_replication.handlers.timer import Backoff
 from synapse_replication.http.location import InstanceLocation
 from synapse_replication.streams.stream import StreamUpdateResult, UpdateFunction
 from synapse_replication.transport.error_text import explain

@@ -34,9 +34,9 @@ from twisted.internet.task import LoopingCall
 from twisted.python.failure import Failure
 from typing_extensions import override
 
-from synapse_replication.backoff import Backoff
 from synapse_replication.handlers.events import ConnectFailed, LinkDown, LinkUp
 from synapse_replication.handlers.observer import ReplicationObserver
+from synapse_replication.handlers.timer import Backoff
 from synapse_replication.redis.resp import MAX_REPLY_LENGTH, ReplyReader
 from synapse_replication.transport.buffers import ReadSize
 from synapse_replication.transport.error_text import (

@@ -46,8 +46,7 @@ from synapse_replication.handlers.epochs import PeerEpochs
 from synapse_replication.handlers.events import DatabaseSetBack
 from synapse_replication.handlers.handler import ReplicationCommandHandler
 from synapse_replication.handlers.observer import ReplicationObserver
-from synapse_replication.handlers.timer import Timer
-from synapse_replication.periodic import until_next
+from synapse_replication.handlers.timer import Timer, until_next
 from synapse_replication.storage import queries
 from synapse_replication.storage.id_streams import (
     IdStream,

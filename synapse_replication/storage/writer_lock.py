@@ -24,9 +24,8 @@ import psycopg2
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
-from synapse_replication.backoff import Backoff
 from synapse_replication.errors import StorageError
-from synapse_replication.handlers.timer import Timer
+from synapse_replication.handlers.timer import Backoff, Timer
 from synapse_replication.storage.database import TransactionRunner
 from synapse_replication.storage.name_lock import (
     RETRY_INTERVAL,

@@ -14,7 +14,6 @@ from twisted.internet.protocol import ClientFactory, ServerFactory
 from twisted.python.failure import Failure
 from typing_extensions import override
 
-from synapse_replication.backoff import Backoff
 from synapse_replication.errors import RemoteProtocolError
 from synapse_replication.handlers.events import (
     ConnectFailed,
@@ -24,7 +23,7 @@ from synapse_replication.handlers.events import (
 from synapse_replication.handlers.extension.extension import ReplicationExtension
 from synapse_replication.handlers.interfaces import Clock, ConnectionHandler
 from synapse_replication.handlers.observer import ReplicationObserver
-from synapse_replication.handlers.timer import Timer
+from synapse_replication.handlers.timer import Backoff, Timer
 from synapse_replication.tcp.protocol import (
     BaseReplicationStreamProtocol,
     ClientReplicationStreamProtocol,

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from synapse_replication.backoff import Backoff
 from synapse_replication.errors import HttpCatchUpError
 from synapse_replication.handlers.epochs import PeerEpochs
 from synapse_replication.handlers.extension.extension import ReplicationExtension
@@ -20,6 +19,7 @@ from synapse_replication.handlers.interfaces import ExtensionConnection, Identit
 from synapse_replication.handlers.receiving.context import ReceiverOptions
 from synapse_replication.handlers.receiving.partial_resync import PartialResync
 from synapse_replication.handlers.sending.streamer import ReplicationStreamer
+from synapse_replication.handlers.timer import Backoff
 from synapse_replication.streams.backlog import Backlog, BacklogOptions
 from synapse_replication.streams.stream import StreamUpdateResult
 from synapse_replication.testing.doubles import MemoryConnection, SourceStream

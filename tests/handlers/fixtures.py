@@ -5,13 +5,13 @@ from __future__ import annotations
 import attrs
 from msgspec.structs import replace
 
-from synapse_replication.backoff import Backoff
 from synapse_replication.handlers.handler import (
     HandlerOptions,
     ReplicationCommandHandler,
 )
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.handlers.receiving.context import ReceiverOptions
+from synapse_replication.handlers.timer import Backoff
 from synapse_replication.testing.doubles import MemoryConnection, SourceStream
 from synapse_replication.wire.rdata import read_lines
 from tests.support.recording_observer import RecordingHost

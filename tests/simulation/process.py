@@ -16,7 +16,6 @@ from twisted.internet.task import deferLater
 
 from synapse_replication.app.host import StandaloneHost
 from synapse_replication.app.reader_ids import ReaderIds
-from synapse_replication.backoff import Backoff
 from synapse_replication.dropin.host_streams import HostStream
 from synapse_replication.errors import HttpCatchUpError, SequenceBehindError
 from synapse_replication.handlers.epochs import PeerEpochs
@@ -33,6 +32,7 @@ from synapse_replication.handlers.sending.streamer import (
     ReplicationStreamer,
     StreamerOptions,
 )
+from synapse_replication.handlers.timer import Backoff
 from synapse_replication.redis.link import RedisReplicationLink
 from synapse_replication.redis.options import RedisOptions
 from synapse_replication.storage.id_generators import (

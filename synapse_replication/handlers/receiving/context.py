@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 from msgspec import Struct, field
 
-from synapse_replication.backoff import Backoff
 from synapse_replication.handlers.events import Discarded, DiscardReason
 from synapse_replication.handlers.interfaces import Clock, EpochSink, ReplicationHost
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.handlers.receiving.partial_resync import PartialResync
+from synapse_replication.handlers.timer import Backoff
 from synapse_replication.streams.stream import CheckedStream, Stream
 from synapse_replication.streams.writer_positions import PLAUSIBLE_DISTANCE
 

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from twisted.internet.defer import Deferred, succeed
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.backoff import Backoff
 from synapse_replication.errors import CatchUpError
 from synapse_replication.handlers.handler import (
     HandlerOptions,
@@ -15,6 +14,7 @@ from synapse_replication.handlers.handler import (
 )
 from synapse_replication.handlers.receiving.context import ReceiverOptions
 from synapse_replication.handlers.receiving.removed_writers import SEARCH_PAUSE
+from synapse_replication.handlers.timer import Backoff
 from synapse_replication.streams.stream import RemovedWriter, StreamUpdateResult
 from synapse_replication.testing.doubles import MemoryConnection, SourceStream
 from tests.handlers.fixtures import Receiving, Row
