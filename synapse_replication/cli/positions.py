@@ -18,12 +18,7 @@ from rich.table import Table
 from synapse_replication.cli.common import command, config_option
 from synapse_replication.cli.database import open_database
 from synapse_replication.errors import StorageError
-from synapse_replication.storage.consistency import (
-    ConsistencyReport,
-    Problem,
-    examine,
-    repair,
-)
+from synapse_replication.storage import consistency
 from synapse_replication.storage.id_streams import IdStream, read_sequence
 from synapse_replication.storage.sequences import skip_ids
 from synapse_replication.text import counted
@@ -42,7 +37,7 @@ def positions_command() -> None:
 def show_command(config_paths: tuple[str, ...]) -> None:
     """Print sequences, greatest ids of tables, stored positions, and disagreements."""
     with open_database(config_paths) as (connection, config):
-        report = examine(connection.cursor(), config.id_streams)
+        report = consistency.examine(connection.cursor(), config.id_streams)
     _print_table(report)
     _print_problems(report.problems)
 
@@ -52,7 +47,7 @@ def show_command(config_paths: tuple[str, ...]) -> None:
 def check_command(config_paths: tuple[str, ...]) -> None:
     """Print disagreements and the SQL to repair them; exit with 1 if there are any."""
     with open_database(config_paths) as (connection, config):
-        report = examine(connection.cursor(), config.id_streams)
+        report = consistency.examine(connection.cursor(), config.id_streams)
     _print_problems(report.problems)
     if report.problems:
         sys.exit(EXIT_DISAGREES)
@@ -138,14 +133,15 @@ def repair_command(
     """
     with open_database(config_paths) as (connection, config):
         cursor = connection.cursor()
+        problems: Sequence[consistency.Problem]
         if seen:
             _advance_sequences(cursor, config.id_streams, seen, dry_run=dry_run)
             connection.commit()
             return
         if dry_run:
-            problems: Sequence[Problem] = examine(cursor, config.id_streams).problems
+            problems = consistency.examine(cursor, config.id_streams).problems
         else:
-            problems, _ = repair(cursor, config.id_streams)
+            problems, _ = consistency.repair(cursor, config.id_streams)
             connection.commit()
     _print_problems(problems)
     if not problems:
@@ -156,7 +152,7 @@ def repair_command(
         click.echo(f"repaired: {len(problems)}")
 
 
-def _print_table(report: ConsistencyReport) -> None:
+def _print_table(report: consistency.ConsistencyReport) -> None:
     table = Table("stream", "sequence", "table max", "writer", "stored", "lag")
     for index in (1, 2, 4, 5):
         table.columns[index].justify = "right"
@@ -178,7 +174,7 @@ def _print_table(report: ConsistencyReport) -> None:
     Console(width=None if sys.stdout.isatty() else 120).print(table)
 
 
-def _print_problems(problems: Sequence[Problem]) -> None:
+def _print_problems(problems: Sequence[consistency.Problem]) -> None:
     for problem in problems:
         where = "" if problem.stream_name is None else f"{problem.stream_name}: "
         click.echo(f"{where}{problem.text}")

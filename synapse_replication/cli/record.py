@@ -19,13 +19,7 @@ from twisted.logger import Logger
 
 from synapse_replication.app.passive import Follower
 from synapse_replication.app.service_runner import run_service, start_logging
-from synapse_replication.cli.common import (
-    command,
-    config_option,
-    get_reactor,
-    load_or_exit,
-    log_option,
-)
+from synapse_replication.cli import common
 from synapse_replication.config.process import ProcessConfig, Purpose
 from synapse_replication.handlers.events import LinkDown
 from synapse_replication.handlers.observer import ReplicationObserver, handles
@@ -94,8 +88,8 @@ def make_recorder(
     return recorder
 
 
-@command("record", "record -c homeserver.yaml --out recordings --gzip")
-@config_option
+@common.command("record", "record -c homeserver.yaml --out recordings --gzip")
+@common.config_option
 @click.option(
     "--out",
     "folder",
@@ -118,14 +112,14 @@ def make_recorder(
     show_default=True,
     help="Begin a new file after this many seconds.",
 )
-@log_option
+@common.log_option
 def record_command(
     config_paths: tuple[str, ...], roll_mib: float, log_json: bool, **options: Any
 ) -> None:
     """Record the traffic of a running deployment, except USER_IP; publish nothing."""
-    config = load_or_exit(config_paths, Purpose.FOLLOW)
+    config = common.load_or_exit(config_paths, Purpose.FOLLOW)
     start_logging(LogFile(sys.stderr), as_json=log_json)
-    reactor = get_reactor()
+    reactor = common.get_reactor()
 
     def make() -> Follower:
         files = RecordingFiles(

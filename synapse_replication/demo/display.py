@@ -4,22 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rich import progress
 from rich.console import Console
 from rich.measure import Measurement
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-)
 from rich.table import Table
 
 from synapse_replication.demo.check import WriterTally
 
 
-class TextScreen(Progress):
+class TextScreen(progress.Progress):
     """Prints lines and, on a terminal, progress bars for the writers and each reader.
 
     :param console: the console to print to.
@@ -27,15 +20,15 @@ class TextScreen(Progress):
 
     def __init__(self, console: Console) -> None:
         super().__init__(
-            TextColumn("  {task.description:<10}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
+            progress.TextColumn("  {task.description:<10}"),
+            progress.BarColumn(),
+            progress.MofNCompleteColumn(),
+            progress.TimeElapsedColumn(),
             console=console,
             transient=True,
             disable=not console.is_terminal,
         )
-        self._bars: dict[str, TaskID] = {}
+        self._bars: dict[str, progress.TaskID] = {}
         self._tenths = 0
 
     def print_line(self, text: str) -> None:

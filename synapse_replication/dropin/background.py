@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextvars
 import importlib
 from collections.abc import Awaitable, Callable, Coroutine, Generator
-from types import CoroutineType, coroutine
+from types import coroutine
 from typing import Any
 
 from twisted.internet.defer import Deferred
@@ -89,7 +89,7 @@ class BackgroundProcessPool:
         # uses: a span that the work opens is the current span of that context.
         context = contextvars.copy_context()
         try:
-            running = context.run(_await_call, func)
+            running = _call(func)
             waiting = context.run(running.send, None)
         except StopIteration:
             self._end(work)
@@ -160,13 +160,8 @@ class BackgroundProcessPool:
                     waiter.callback(None)
 
 
-def _await_call(func: _Function) -> Coroutine[Any, Any, Any]:
-    running = func()
-    return running if isinstance(running, CoroutineType) else _await(running)
-
-
-async def _await(running: Awaitable[Any]) -> None:
-    await running
+async def _call(func: _Function) -> None:
+    await func()
 
 
 @coroutine

@@ -74,7 +74,8 @@ class HostDatabase:
         self._own = self._context.LoggingContext(
             name="replication_ids", server_name=server_name
         )
-        self.is_postgres = is_postgres(db.engine)
+        engines = importlib.import_module("synapse.storage.engines")
+        self.is_postgres = isinstance(db.engine, engines.PostgresEngine)
 
     def transact(
         self, description: str, func: Callable[[Any], T], *, autocommit: bool = False
@@ -104,12 +105,6 @@ class HostDatabase:
         finally:
             self._context.set_current_context(previous)
         return result
-
-
-def is_postgres(engine: Any) -> bool:
-    """Return whether the host's database is PostgreSQL."""
-    engines = importlib.import_module("synapse.storage.engines")
-    return isinstance(engine, engines.PostgresEngine)
 
 
 class _SqliteCursor:

@@ -184,10 +184,7 @@ def check(substitutions: Iterable[Substitution]) -> list[str]:
 
     :return: a description of each difference; empty if there is none.
     """
-    problems = []
-    for substitution in substitutions:
-        problems += _check_one(substitution)
-    return problems
+    return [problem for known in substitutions for problem in _check_one(known)]
 
 
 def _check_one(substitution: Substitution) -> list[str]:

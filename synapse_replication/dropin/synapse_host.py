@@ -243,7 +243,8 @@ class HostCommands:
         ignored.
         """
         handle = self._handlers.get(type(command))
-        return None if handle is None else _awaitable(handle(command))
+        result = None if handle is None else handle(command)
+        return result if inspect.isawaitable(result) else None
 
     def _on_user_sync(self, command: commands.UserSyncCommand) -> Any:
         return self._hs.get_presence_handler().update_external_syncs_row(
@@ -295,10 +296,6 @@ class HostCommands:
         # Older hosts lack this method.
         cancel = getattr(self._hs.get_task_scheduler(), "on_cancel_task", None)
         return None if cancel is None else cancel(command.data)
-
-
-def _awaitable(result: Any) -> Awaitable[None] | None:
-    return result if inspect.isawaitable(result) else None
 
 
 class SynapseHost:

@@ -22,11 +22,7 @@ from twisted.internet.defer import Deferred, succeed
 from typing_extensions import override
 
 from synapse_replication.errors import RemoteProtocolError, UnparsableLineError, excerpt
-from synapse_replication.handlers import events
-from synapse_replication.handlers.handler import (
-    HandlerOptions,
-    ReplicationCommandHandler,
-)
+from synapse_replication.handlers import events, handler
 from synapse_replication.handlers.host_parts import (
     BackgroundProcesses,
     ReactorClock,
@@ -45,14 +41,8 @@ from synapse_replication.streams.stream import (
     StreamDescription,
     StreamUpdateResult,
 )
+from synapse_replication.wire import rdata
 from synapse_replication.wire.commands import Command, PositionCommand
-from synapse_replication.wire.rdata import (
-    InterleavedGroup,
-    RdataGroup,
-    ReceivedItem,
-    RefusedLine,
-    read_lines,
-)
 
 _Key: TypeAlias = tuple[str, str]
 
@@ -168,10 +158,10 @@ class _Replay:
         self._begun: set[_Key] = set()
         self._unfinished: set[_Key] = set()
         self._connection = _Connection()
-        self._handler = ReplicationCommandHandler(
+        self._handler = handler.ReplicationCommandHandler(
             self,
             observer,
-            options=HandlerOptions(
+            options=handler.HandlerOptions(
                 passive=True,
                 receiver=ReceiverOptions(
                     reverts_positions=False, position_check_seconds=0
@@ -212,13 +202,13 @@ class _Replay:
         report.lines += len(records)
         for record in records:
             report.commands[excerpt(record.line.partition(b" ")[0])] += 1
-        items = read_lines([record.line for record in records])
+        items = rdata.read_lines([record.line for record in records])
         if any(_why_unparsable(item) is not None for item in items):
             self._find_unparsable(records)
         for item in items:
-            if isinstance(item, RdataGroup):
+            if isinstance(item, rdata.RdataGroup):
                 self._count_rows(item)
-            elif isinstance(item, InterleavedGroup):
+            elif isinstance(item, rdata.InterleavedGroup):
                 for group in item.groups():
                     self._count_rows(group)
             elif isinstance(item, PositionCommand):
@@ -227,7 +217,7 @@ class _Replay:
                 self._unfinished.discard(key)
             self._handler.received(self._connection, [item])
 
-    def _count_rows(self, group: RdataGroup) -> None:
+    def _count_rows(self, group: rdata.RdataGroup) -> None:
         key = name, writer = group.stream_name, group.instance_name
         self.report.rdata_rows[name] += len(group.rows)
         for token in group.tokens:
@@ -245,7 +235,7 @@ class _Replay:
 
     def _find_unparsable(self, records: Iterable[Record]) -> None:
         for record in records:
-            for item in read_lines([record.line]):
+            for item in rdata.read_lines([record.line]):
                 if (error := _why_unparsable(item)) is not None:
                     self.report.add_unparsable(record.number, str(error))
 
@@ -260,15 +250,15 @@ class _Replay:
         return self.report
 
 
-def _why_unparsable(item: ReceivedItem) -> RemoteProtocolError | None:
+def _why_unparsable(item: rdata.ReceivedItem) -> RemoteProtocolError | None:
     """Return why a line, or a row of a run, cannot be parsed, or ``None``.
 
     Rows are decoded here, because the handler would detect invalid JSON without
     knowing the line number.
     """
-    if isinstance(item, RefusedLine):
+    if isinstance(item, rdata.RefusedLine):
         return item.error
-    if isinstance(item, (RdataGroup, InterleavedGroup)):
+    if isinstance(item, (rdata.RdataGroup, rdata.InterleavedGroup)):
         try:
             for row in item.rows:
                 decode_json(row)
