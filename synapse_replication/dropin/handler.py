@@ -27,10 +27,7 @@ from synapse_replication.handlers.extension.extension import (
 from synapse_replication.handlers.receiving.context import ReceiverOptions
 from synapse_replication.handlers.sending.streamer import ReplicationStreamer
 from synapse_replication.redis.subscriber import RedisSubscriber
-from synapse_replication.storage.stored_positions import (
-    StoredPositionCheck,
-    start_position_check,
-)
+from synapse_replication.storage import stored_positions
 from synapse_replication.streams.reader import State
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS
 from synapse_replication.text import process_label
@@ -93,7 +90,7 @@ class DropInCommandHandler(handler.ReplicationCommandHandler):
                 where=process_label(),
             )
         self._is_stopping = False
-        self._position_check: StoredPositionCheck | None = None
+        self._position_check: stored_positions.StoredPositionCheck | None = None
         self._foreign: dict[Any, ForeignConnection] = {}
         hs.get_notifier().add_lock_released_callback(self.on_lock_released)
         combine_notifications(hs)
@@ -132,7 +129,7 @@ class DropInCommandHandler(handler.ReplicationCommandHandler):
             shutdown_func=partial(self._stop_without_waiting, factories, trigger),
         )
 
-    def _start_position_check(self) -> StoredPositionCheck | None:
+    def _start_position_check(self) -> stored_positions.StoredPositionCheck | None:
         """Start to compare the stored positions of the declared writers.
 
         :return: ``None`` if it is disabled, or if the database is not PostgreSQL.
@@ -148,7 +145,7 @@ class DropInCommandHandler(handler.ReplicationCommandHandler):
             if (known := STANDARD_STREAMS.get(name)) is not None
             and (known.positions_name is not None or known.any_instance_writes)
         }
-        return start_position_check(
+        return stored_positions.start_position_check(
             database,
             self.host,
             self._observer,
