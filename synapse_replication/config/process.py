@@ -24,11 +24,7 @@ from synapse_replication.config.deployment import (
     read_streams,
     read_writers,
 )
-from synapse_replication.config.listener_safety import (
-    Listener,
-    why_unguarded,
-    why_unprotected,
-)
+from synapse_replication.config.listener_safety import Listener
 from synapse_replication.config.models import ListenerSection, SharedFile
 from synapse_replication.config.own_section import FactorySection, OwnSection
 from synapse_replication.config.redis import read_redis
@@ -41,6 +37,7 @@ from synapse_replication.config.sanity import (
 )
 from synapse_replication.config.yaml_files import (
     OWN_SECTION,
+    KeyPath,
     MergedFiles,
     read_secret,
 )
@@ -233,17 +230,12 @@ class _Checks:
         own = self._shared.synapse_replication
         if self._purpose is Purpose.FOLLOW or own.allow_unprotected_listeners:
             return
-        for index, listener in enumerate(self._listeners):
-            why = why_unprotected(
-                listener,
-                has_secret=bool(config.secret),
-                verifies_clients=own.tls.client_ca_file is not None,
-            )
-            if why is not None:
-                self._problem((self._listeners_key, index, "bind_addresses"), *why)
-        for index, description in enumerate(own.direct_tcp.listen):
-            if (why := why_unguarded(description)) is not None:
-                self._problem((OWN_SECTION, "direct_tcp", "listen", index), *why)
+        listeners = list(self._served_listeners())
+        for option, index, problem, hint in config.find_unprotected():
+            path: KeyPath = (OWN_SECTION, "direct_tcp", "listen", index)
+            if option == "listeners":
+                path = (self._listeners_key, listeners[index], "bind_addresses")
+            self._problem(path, problem, hint)
 
     def _check_sanity(self, config: ProcessConfig) -> None:
         findings = list(mistyped_keys(self._merged.values))

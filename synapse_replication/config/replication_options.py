@@ -285,8 +285,9 @@ class ReplicationOptions:
             *self._find_bad_names(),
             *self._find_missing(),
             *self._find_unusable(),
-            *self._find_unprotected(),
         ]
+        if not self.allow_unprotected_listeners:
+            findings += [(each[0], *each[2:]) for each in self.find_unprotected()]
         return [self.problem(*finding) for finding in findings]
 
     def _find_bad_names(self) -> Iterator[_Finding]:
@@ -363,20 +364,22 @@ class ReplicationOptions:
         except (OSError, ValueError) as error:
             yield "tls", str(error), "pass a TlsConfig with PEM files that can be read"
 
-    def _find_unprotected(self) -> Iterator[_Finding]:
-        if self.allow_unprotected_listeners:
-            return
-        for listener in self.listeners:
+    def find_unprotected(self) -> Iterator[tuple[str, int, str, str]]:
+        """Find the listeners that any client on another machine may use.
+
+        :return: an option, an index in its value, what is wrong with it, and the hint.
+        """
+        for index, listener in enumerate(self.listeners):
             why = why_unprotected(
                 listener,
                 has_secret=bool(self.secret),
                 verifies_clients=self.tls.client_ca_file is not None,
             )
             if why is not None:
-                yield ("listeners", *why)
-        for description in self.tcp_listen:
+                yield ("listeners", index, *why)
+        for index, description in enumerate(self.tcp_listen):
             if (why := why_unguarded(description)) is not None:
-                yield ("tcp_listen", *why)
+                yield ("tcp_listen", index, *why)
 
 
 def _default_writers(stream: DeclaredStream) -> tuple[str, ...]:
