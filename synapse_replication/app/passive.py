@@ -25,6 +25,7 @@ from synapse_replication.errors import LocalProtocolError, ReplicationError
 from synapse_replication.handlers.host_parts import ReactorClock
 from synapse_replication.handlers.interfaces import ReplicationConnection
 from synapse_replication.handlers.observer import ReplicationObserver
+from synapse_replication.redis.link import STOP_TIMEOUT
 from synapse_replication.redis.options import RedisOptions
 from synapse_replication.redis.resp import ReplyReader
 from synapse_replication.redis.sender import RedisSender
@@ -87,7 +88,6 @@ class PassiveRedisLink:
         observer: ReplicationObserver,
     ) -> None:
         self._master = RedisMaster(reactor, options, observer)
-        self._connector: Any = None
         self._factory = SubscriberFactory(
             uuid=options.address,
             dbid=options.dbid,
@@ -113,15 +113,12 @@ class PassiveRedisLink:
         :raises ValueError: if a file of the TLS options does not contain the expected
             PEM data.
         """
-        self._connector = self._master.connect(self._factory)
+        self._master.connect(self._factory)
 
     async def stop(self) -> None:
-        """Close the connection; return when it is closed."""
-        self._factory.stopTrying()
-        closed = self._factory.waitForEmptyPool()
+        """Close the connection; return when it is closed, or after a few seconds."""
+        closed = self._factory.close(STOP_TIMEOUT)
         self._master.stop()
-        if self._connector is not None:
-            self._connector.disconnect()
         await closed
 
 
