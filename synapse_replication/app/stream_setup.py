@@ -26,8 +26,9 @@ and, if the sink has ``saved_positions()``, reported to it.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Awaitable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections import defaultdict
+from collections.abc import Awaitable
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import attrs
 import psycopg2
@@ -77,8 +78,8 @@ OWN_ROWS_LOOK_BACK = 100_000
 #: are configured, those that an older version does not have are left out.
 _OF_EACH_VERSION = "events"
 
-#: ``(stream, writer) -> token``.
-Positions = Mapping[tuple[str, str], int]
+#: ``stream -> writer -> token``.
+_Positions: TypeAlias = defaultdict[str, dict[str, int]]
 
 
 @attrs.define(eq=False, repr=False)
@@ -103,12 +104,12 @@ class StreamSetup:
         factory=dict, init=False
     )
     _first_seen: dict[str, float] = attrs.field(factory=dict, init=False)
-    _saved: Positions = attrs.field(factory=dict, init=False)
-    #: The stored positions by stream and writer; tokens as on the wire.
+    #: The positions that the sink saved.
+    _saved: _Positions = attrs.field(factory=lambda: defaultdict(dict), init=False)
+    #: The positions in ``stream_positions``; tokens as on the wire.
     _stored: dict[str, dict[str, int]] = attrs.field(factory=dict, init=False)
-    #: The tokens up to which rows of removed writers are skipped, by stream and
-    #: writer.
-    _skipped: dict[tuple[str, str], int] = attrs.field(factory=dict, init=False)
+    #: The tokens up to which rows of removed writers are skipped.
+    _skipped: _Positions = attrs.field(factory=lambda: defaultdict(dict), init=False)
 
     async def add_streams(self, sink: RowSink) -> None:
         """Create the streams, and report their initial positions to the sink.
@@ -160,7 +161,8 @@ class StreamSetup:
 
     async def _make_all(self, sink: RowSink) -> None:
         if isinstance(sink, PositionSink):
-            self._saved = sink.saved_positions()
+            for (name, writer), token in sink.saved_positions().items():
+                self._saved[name][writer] = token
         await self._read_stored()
         for name, declared in self._options.declared.items():
             try:
@@ -205,7 +207,7 @@ class StreamSetup:
         name, me = stream.description.name, self._options.instance_name
         if me not in self._options.writers[name]:
             return
-        reached, end = self._saved.get((name, me), 0), stream.current_token(me)
+        reached, end = self._saved[name].get(me, 0), stream.current_token(me)
         while reached < end:
             page = await stream.get_updates_since(me, reached, end)
             for token, updates in itertools.groupby(page.updates, lambda row: row[0]):
@@ -250,9 +252,9 @@ class StreamSetup:
         self, stream: AdvancingStream, sink: RowSink
     ) -> None:
         name = stream.description.name
-        removed = {w: t for (of, w), t in self._skipped.items() if of == name}
+        removed = self._skipped[name]
         for writer in (*self._others(name), *removed):
-            if writer in removed or (name, writer) not in self._saved:
+            if writer in removed or writer not in self._saved[name]:
                 await _settle(
                     sink.on_position(name, writer, stream.current_token(writer))
                 )
@@ -322,16 +324,14 @@ class StreamSetup:
 
     def _is_new(self, name: str) -> bool:
         """Return whether the sink is new to a stream, and needs only its new rows."""
-        if self._options.fill_sink:
-            return False
-        return all(of != name for of, _ in self._saved)
+        return not (self._options.fill_sink or self._saved[name])
 
     def _skip_writer(
         self, name: str, stream: IdStream, ids: ReaderIds, writer: str, last_row: int
     ) -> None:
         token = max(last_row, ids.get_handled().get(writer, ids.unknown))
         ids.advance(writer, stream.sign * token)
-        self._skipped[name, writer] = token
+        self._skipped[name][writer] = token
 
     def _get_database(self) -> Database:
         assert self._database is not None, "the configuration was checked"
@@ -350,8 +350,8 @@ class StreamSetup:
             acknowledged_by=self._options.federation_senders,
             **bounds,
         )
-        for (name, writer), token in self._saved.items():
-            if name == declared.name and writer != self._options.instance_name:
+        for writer, token in self._saved[declared.name].items():
+            if writer != self._options.instance_name:
                 stream.advance(writer, token)
         return stream
 
@@ -359,9 +359,7 @@ class StreamSetup:
         own: WriterIds | None = None
         if self._options.writes(name):
             own = self.generators[name] = await self._generator(stream)
-        saved = {
-            writer: token for (of, writer), token in self._saved.items() if of == name
-        }
+        saved = self._saved[name]
         fills = self._options.fill_sink and not saved
         initial = saved or ({} if fills else self._stored[name])
         handled = await self._without_impossible(stream, initial)
