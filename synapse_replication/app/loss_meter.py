@@ -32,17 +32,9 @@ from synapse_replication.handlers.events import LinkDown, LinkUp, RowsUnannounce
 from synapse_replication.handlers.interfaces import Clock
 from synapse_replication.handlers.observer import ReplicationObserver, handles
 from synapse_replication.handlers.timer import Timer
-from synapse_replication.storage import queries
+from synapse_replication.storage import id_streams, queries
 from synapse_replication.storage.database import TransactionRunner
-from synapse_replication.storage.id_streams import (
-    AccessPath,
-    IdStream,
-    committed_tokens,
-    find_access_paths,
-    greatest_ids,
-    read_writers,
-    with_existing_tables,
-)
+from synapse_replication.storage.id_streams import IdStream
 from synapse_replication.streams.token_ledger import TokenLedger
 from synapse_replication.wire.commands import Command, PositionCommand, RdataCommand
 
@@ -305,9 +297,9 @@ class LossMeter(ReplicationObserver):
         txn.execute("SET TRANSACTION READ ONLY")
         streams = self._streams
         if not self._has_found_tables:
-            streams = with_existing_tables(txn, streams)
+            streams = id_streams.with_existing_tables(txn, streams)
         committed = {
-            key: committed_tokens(
+            key: id_streams.committed_tokens(
                 txn, streams[key[0]], key[1], after, upto, MAX_SCANNED
             )
             for key, (after, upto) in ranges.items()
@@ -323,10 +315,11 @@ class LossMeter(ReplicationObserver):
                 # Its positions are stored.
                 continue
             for column in stream.tables:
-                if AccessPath.BY_WRITER not in find_access_paths(txn, column):
+                access_paths = id_streams.find_access_paths(txn, column)
+                if id_streams.AccessPath.BY_WRITER not in access_paths:
                     continue
-                writers = read_writers(txn, column)
-                newest = greatest_ids(txn, column, stream.negative, writers)
+                writers = id_streams.read_writers(txn, column)
+                newest = id_streams.greatest_ids(txn, column, stream.negative, writers)
                 positions |= {(name, writer): id_ for writer, id_ in newest.items()}
         return _Read(streams, positions, committed)
 

@@ -34,16 +34,9 @@ from twisted.logger import Logger
 
 from synapse_replication.errors import CatchUpError
 from synapse_replication.handlers.interfaces import Clock
-from synapse_replication.storage import queries
+from synapse_replication.storage import id_streams, queries
 from synapse_replication.storage.database import TransactionRunner
-from synapse_replication.storage.id_streams import (
-    AccessPath,
-    IdStream,
-    find_access_paths,
-    greatest_ids,
-    read_sequence,
-    read_writers,
-)
+from synapse_replication.storage.id_streams import IdStream
 from synapse_replication.storage.open_transactions import (
     POLL_SECONDS,
     read_open_transactions,
@@ -95,11 +88,11 @@ def _greatest_rows(
     walk_from: int,
 ) -> dict[str, int]:
     """Return the greatest id of each writer that may have rows above ``low``."""
-    access_paths = find_access_paths(txn, column)
-    if AccessPath.BY_WRITER in access_paths:
-        writers = {*read_writers(txn, column), *low}
-        return greatest_ids(txn, column, stream.negative, writers)
-    if AccessPath.NONE in access_paths:
+    access_paths = id_streams.find_access_paths(txn, column)
+    if id_streams.AccessPath.BY_WRITER in access_paths:
+        writers = {*id_streams.read_writers(txn, column), *low}
+        return id_streams.greatest_ids(txn, column, stream.negative, writers)
+    if id_streams.AccessPath.NONE in access_paths:
         _log.warn(
             "table {table} is not searched for rows of removed writers: it is large "
             "and no index begins with {column}; create such an index",
@@ -232,7 +225,7 @@ class RemovedWriterFinder:
         :param positions: the reader's position for each known writer.
         """
         stream = self._stream
-        upto = read_sequence(txn, stream.sequence)
+        upto = id_streams.read_sequence(txn, stream.sequence)
         stored = read_stored_positions(txn, stream)
         # Read these before the rows: if a row of an absent writer is committed too late
         # to be found below, it belongs to one of these transactions.

@@ -13,7 +13,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import CatchUpError
 from synapse_replication.handlers.host_parts import ReactorClock
-from synapse_replication.storage import removed_writer_search
+from synapse_replication.storage import id_streams, removed_writer_search
 from synapse_replication.storage.database import connect
 from synapse_replication.storage.id_streams import AccessPath, IdStream
 from synapse_replication.storage.open_transactions import POLL_SECONDS
@@ -193,9 +193,7 @@ class SurveyWritersTests(RemovedWritersTestCase):
     def test_big_table_without_index(self) -> None:
         """A big table without an index is not read."""
         self.patch(
-            removed_writer_search,
-            "find_access_paths",
-            lambda txn, column: {AccessPath.NONE},
+            id_streams, "find_access_paths", lambda txn, column: {AccessPath.NONE}
         )
         self.write_rows("old", 2)
         self.assertEqual(self.survey({}).greatest, {})

@@ -7,14 +7,8 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from synapse_replication.instrumentation.status.model import (
-    Condition,
-    ProcessStatus,
-    WriterStatus,
-    describe_progress,
-    describe_stuck_id,
-    name_writer,
-)
+from synapse_replication.instrumentation.status import model
+from synapse_replication.instrumentation.status.model import Condition
 from synapse_replication.text import counted, printable
 
 
@@ -50,14 +44,14 @@ class Assessment(Struct, frozen=True):
     """
 
     standing: Standing
-    concerned: Sequence[WriterStatus]
-    followed: Sequence[WriterStatus]
+    concerned: Sequence[model.WriterStatus]
+    followed: Sequence[model.WriterStatus]
 
 
-def assess(status: ProcessStatus) -> Assessment:
+def assess(status: model.ProcessStatus) -> Assessment:
     """Return the worst state of a process's replication."""
     followed = [w for w in status.writers if w.condition is not Condition.WRITTEN_HERE]
-    concerned: dict[Standing, Sequence[WriterStatus]] = {
+    concerned: dict[Standing, Sequence[model.WriterStatus]] = {
         standing: [writer for writer in followed if writer.condition is condition]
         for standing, condition in _CONDITIONS.items()
     }
@@ -75,7 +69,7 @@ def assess(status: ProcessStatus) -> Assessment:
     return Assessment(worst, concerned.get(worst, ()), followed)
 
 
-def describe_process(status: ProcessStatus) -> str:
+def describe_process(status: model.ProcessStatus) -> str:
     """Return the worst state of a process's replication in one line.
 
     The line contains no durations, so it does not change merely because time passes.
@@ -87,7 +81,7 @@ def describe_process(status: ProcessStatus) -> str:
     if standing is Standing.CUT_OFF:
         return "no link is up"
     if standing is Standing.STUCK_ID:
-        return f"stuck: {describe_stuck_id(status.stuck_ids[0])}"
+        return f"stuck: {model.describe_stuck_id(status.stuck_ids[0])}"
     if standing is Standing.SINK_DAMAGED:
         return f"damaged: {printable(status.damage)}"
     if standing is Standing.NOT_READY:
@@ -97,21 +91,21 @@ def describe_process(status: ProcessStatus) -> str:
     more = _and_more(concerned)
     if standing is Standing.STALLED:
         worst = max(concerned, key=lambda writer: writer.stalled_for)
-        return f"stalled: {name_writer(worst)}: {worst.detail}{more}"
+        return f"stalled: {model.name_writer(worst)}: {worst.detail}{more}"
     if standing is Standing.WAITING:
-        return f"waiting for {name_writer(concerned[0])}{more}"
+        return f"waiting for {model.name_writer(concerned[0])}{more}"
     if standing is Standing.DRAINING:
         first = concerned[0]
-        return (
-            f"draining removed writer {name_writer(first)}, {first.lag:,} behind{more}"
-        )
+        name = model.name_writer(first)
+        return f"draining removed writer {name}, {first.lag:,} behind{more}"
     last = max(concerned, key=lambda writer: writer.lag)
+    name = model.name_writer(last)
     if last.started_from is None:
-        return f"catching up {name_writer(last)}, {last.lag:,} behind{more}"
-    return f"catching up {name_writer(last)} {describe_progress(last)}{more}"
+        return f"catching up {name}, {last.lag:,} behind{more}"
+    return f"catching up {name} {model.describe_progress(last)}{more}"
 
 
-def _describe_live(followed: Sequence[WriterStatus]) -> str:
+def _describe_live(followed: Sequence[model.WriterStatus]) -> str:
     if not followed:
         return "live: follows no other process"
     writers = {writer.instance_name for writer in followed}
@@ -121,9 +115,9 @@ def _describe_live(followed: Sequence[WriterStatus]) -> str:
     )
     last = max(followed, key=lambda writer: writer.lag)
     if last.lag:
-        text += f", {name_writer(last)} {last.lag:,} behind"
+        text += f", {model.name_writer(last)} {last.lag:,} behind"
     return text
 
 
-def _and_more(writers: Sequence[WriterStatus]) -> str:
+def _and_more(writers: Sequence[model.WriterStatus]) -> str:
     return f", and {len(writers) - 1} more" if len(writers) > 1 else ""

@@ -15,9 +15,10 @@ A writer is *stalled* once a problem with its rows has lasted for
 :data:`~.records.STALLED_AFTER` s, so that short interruptions are not reported. Memory
 is bounded: an entry that the configuration does not name expires after a period without
 events, except a link that is up and a writer of which rows are missing. Beyond
-:data:`MAX_NAMES` entries of a kind, a new link replaces the link that has been down the
-longest, and a new peer replaces the peer whose last heartbeat is the oldest; entries
-that the configuration names are not replaced. Any other new entry is not stored.
+:data:`~.records.MAX_NAMES` entries of a kind, a new link replaces the link that has
+been down the longest, and a new peer replaces the peer whose last heartbeat is the
+oldest; entries that the configuration names are not replaced. Any other new entry is
+not stored.
 
 docs/operators-guide.rst describes the status page.
 """
@@ -36,25 +37,12 @@ from synapse_replication.errors import excerpt
 from synapse_replication.handlers import events
 from synapse_replication.handlers.epochs import USUAL_INTERVAL
 from synapse_replication.handlers.observer import ReplicationObserver, handles
+from synapse_replication.instrumentation.status import records
 from synapse_replication.instrumentation.status.model import (
     Condition,
     ProcessStatus,
     StallReason,
     WriterStatus,
-)
-from synapse_replication.instrumentation.status.records import (
-    FORGET_AFTER,
-    MAX_HISTORY,
-    MAX_NAMES,
-    MISSED,
-    PEER_SILENT_AFTER,
-    REDIS_LINKS,
-    HearingRecord,
-    LinkRecord,
-    PeerRecord,
-    WriterRecord,
-    last_asked,
-    store_if_room,
 )
 from synapse_replication.instrumentation.status.report import StatusReport
 from synapse_replication.streams.reader import Reader, State
@@ -106,15 +94,15 @@ class StatusObserver(ReplicationObserver):
         self._started = now = monotonic()
         self._expected = frozenset(key for key in expected if key[1] != instance_name)
         self._expected_names = frozenset(name for _, name in self._expected)
-        self._writers = {key: WriterRecord(now, now) for key in self._expected}
+        self._writers = {key: records.WriterRecord(now, now) for key in self._expected}
         #: The names of the links that this process makes itself.
-        self._own_links = frozenset({instance_name, *REDIS_LINKS, *own_links})
-        self._links: dict[str, LinkRecord] = {}
-        self._peers: dict[str, PeerRecord] = {}
+        self._own_links = frozenset({instance_name, *records.REDIS_LINKS, *own_links})
+        self._links: dict[str, records.LinkRecord] = {}
+        self._peers: dict[str, records.PeerRecord] = {}
         #: By instance name: the locations of two processes with that name, and the time
         #: of the last detection, in s.
         self._duplicates: dict[str, tuple[str, float]] = {}
-        self._hearing = HearingRecord(is_up=False, since=now)
+        self._hearing = records.HearingRecord(is_up=False, since=now)
         self._sampled_at = now
         self._buffer_sources: list[BufferSource] = []
         self.own_positions: Callable[[], Mapping[str, int]] = dict
@@ -150,13 +138,13 @@ class StatusObserver(ReplicationObserver):
         self._sampled_at = now
         for writer in self._writers.values():
             writer.history.append(writer.lag())
-            if len(writer.history) > MAX_HISTORY:
+            if len(writer.history) > records.MAX_HISTORY:
                 del writer.history[0]
         self._remove_expired(now)
 
     def _remove_expired(self, now: float) -> None:
         """Remove entries that have expired and that the configuration does not name."""
-        before = now - FORGET_AFTER
+        before = now - records.FORGET_AFTER
         readers = self.readers()
         for key, writer in list(self._writers.items()):
             reader = readers.get(key)
@@ -175,7 +163,7 @@ class StatusObserver(ReplicationObserver):
 
     # -- events -----------------------------------------------------------------------
 
-    def _writer(self, stream_name: str, instance_name: str) -> WriterRecord:
+    def _writer(self, stream_name: str, instance_name: str) -> records.WriterRecord:
         """Return the record of a writer; one that is not stored if there is no room.
 
         That of this process is not stored either.
@@ -184,9 +172,9 @@ class StatusObserver(ReplicationObserver):
         writer = self._writers.get(key)
         if writer is None:
             now = self._monotonic()
-            writer = WriterRecord(now, now)
+            writer = records.WriterRecord(now, now)
             if instance_name != self._instance_name:
-                store_if_room(self._writers, key, writer)
+                records.store_if_room(self._writers, key, writer)
         return writer
 
     @override
@@ -366,7 +354,7 @@ class StatusObserver(ReplicationObserver):
     @handles(events.LinksChanged)
     def _connections_changed(self, event: events.LinksChanged) -> None:
         if self._hearing.is_up != (event.count > 0):
-            self._hearing = HearingRecord(event.count > 0, self._monotonic())
+            self._hearing = records.HearingRecord(event.count > 0, self._monotonic())
 
     @handles(events.LinkUp)
     def _connection_made(self, event: events.LinkUp) -> None:
@@ -401,9 +389,11 @@ class StatusObserver(ReplicationObserver):
         if link is not None and not link.up and event.why:
             link.why = excerpt(event.why)
 
-    def _link(self, name: str) -> LinkRecord | None:
+    def _link(self, name: str) -> records.LinkRecord | None:
         link = self._links.get(name)
-        if link is None and len(self._links) >= MAX_NAMES:
+        if link is not None:
+            return link
+        if len(self._links) >= records.MAX_NAMES:
             # Names that peers invent must not displace the links that are up.
             downs = [
                 (known.since, other)
@@ -412,7 +402,8 @@ class StatusObserver(ReplicationObserver):
             ]
             if downs:
                 del self._links[min(downs)[1]]
-        return link or store_if_room(self._links, name, LinkRecord(self._monotonic()))
+        new = records.LinkRecord(self._monotonic())
+        return records.store_if_room(self._links, name, new)
 
     @handles(events.PeerHeartbeat)
     def _heartbeat_received(self, heartbeat: events.PeerHeartbeat) -> None:
@@ -420,13 +411,13 @@ class StatusObserver(ReplicationObserver):
         name = heartbeat.instance_name
         # The peers are in the order in which they were heard.
         self._peers.pop(name, None)
-        if len(self._peers) >= MAX_NAMES:
+        if len(self._peers) >= records.MAX_NAMES:
             others = (
                 other for other in self._peers if other not in self._expected_names
             )
             if (oldest := next(others, None)) is not None:
                 del self._peers[oldest]
-        store_if_room(self._peers, name, PeerRecord(heartbeat, now))
+        records.store_if_room(self._peers, name, records.PeerRecord(heartbeat, now))
         for stream_name, (token, age) in heartbeat.positions.items():
             writer = self._writers.get((stream_name, name))
             if writer is not None:
@@ -443,11 +434,11 @@ class StatusObserver(ReplicationObserver):
             # Its watchers heard it at the usual interval until then.
             heartbeat = replace(peer.heartbeat, every=USUAL_INTERVAL)
             seen = max(peer.seen, self._monotonic() - event.seconds)
-            self._peers[event.instance_name] = PeerRecord(heartbeat, seen)
+            self._peers[event.instance_name] = records.PeerRecord(heartbeat, seen)
 
     @handles(events.DuplicateInstance)
     def _duplicate_instance(self, event: events.DuplicateInstance) -> None:
-        store_if_room(
+        records.store_if_room(
             self._duplicates,
             event.instance_name,
             (excerpt(event.places), self._monotonic()),
@@ -462,10 +453,10 @@ class StatusObserver(ReplicationObserver):
         now = self._monotonic()
         if not self._hearing.is_up or self._duplicates:
             return False
-        asked_at = last_asked(self._links) or 0.0
+        asked_at = records.last_asked(self._links) or 0.0
         if any(
             peer.heartbeat.is_leaving
-            or now - peer.seen > max(PEER_SILENT_AFTER, MISSED * peer.heartbeat.every)
+            or peer.is_silent(peer.seen, now)
             or (peer.heartbeat.answers and peer.seen < asked_at)
             for peer in self._peers.values()
         ):

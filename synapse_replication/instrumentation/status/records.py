@@ -24,7 +24,7 @@ STALLED_AFTER = 10.0
 #: considered gone, in s.
 PEER_SILENT_AFTER = 15.0
 #: The number of intervals of its heartbeats after which a silent process is gone.
-MISSED = 3
+_MISSED = 3
 #: How long after its last detection a duplicate is reported, in s.
 DUPLICATE_FOR = 60.0
 #: The number of samples of the lag that are stored.
@@ -239,7 +239,7 @@ class PeerRecord(Struct, frozen=True):
         """
         if self.asked_at is not None and self.seen < self.asked_at:
             return now - max(self.asked_at, since) > PEER_SILENT_AFTER
-        limit = max(PEER_SILENT_AFTER, MISSED * self.heartbeat.every)
+        limit = max(PEER_SILENT_AFTER, _MISSED * self.heartbeat.every)
         return now - max(self.seen, since) > limit
 
 

@@ -9,33 +9,7 @@ import attrs
 from msgspec.structs import replace
 
 from synapse_replication.handlers.events import ConnectionBuffers
-from synapse_replication.instrumentation.status.model import (
-    ABSENT,
-    ALWAYS_SHOWN,
-    Condition,
-    DuplicateStatus,
-    LinkStatus,
-    PeerStatus,
-    WriterStatus,
-    describe_writer,
-)
-from synapse_replication.instrumentation.status.records import (
-    DUPLICATE_FOR,
-    FORGET_AFTER,
-    PEER_SILENT_AFTER,
-    HearingRecord,
-    LinkRecord,
-    PeerRecord,
-    WriterRecord,
-    last_asked,
-)
-from synapse_replication.instrumentation.status.verdict import (
-    WriterFacts,
-    diagnose,
-    heard_until,
-    is_gone,
-    is_replaced,
-)
+from synapse_replication.instrumentation.status import model, records, verdict
 from synapse_replication.streams.reader import Reader, State
 from synapse_replication.text import incoming_label, named_label
 
@@ -60,11 +34,11 @@ class StatusReport:
     :param now: the monotonic time of the status, in s.
     """
 
-    _writers: Mapping[tuple[str, str], WriterRecord]
-    _links: Mapping[str, LinkRecord]
-    _peers: Mapping[str, PeerRecord]
+    _writers: Mapping[tuple[str, str], records.WriterRecord]
+    _links: Mapping[str, records.LinkRecord]
+    _peers: Mapping[str, records.PeerRecord]
     _duplicates: Mapping[str, tuple[str, float]]
-    _hearing: HearingRecord
+    _hearing: records.HearingRecord
     _readers: Mapping[tuple[str, str], Reader]
     _expected: frozenset[tuple[str, str]]
     _now: float
@@ -72,7 +46,7 @@ class StatusReport:
     def __attrs_post_init__(self) -> None:
         # Computed once: there may be a thousand writers, peers and links.
         self._heard = self._last_signs_of_life()
-        asked_at = last_asked(self._links)
+        asked_at = records.last_asked(self._links)
         self._peers = {
             name: replace(
                 peer,
@@ -108,14 +82,14 @@ class StatusReport:
             for peer in self._peers.values()
             if not peer.heartbeat.is_leaving
             and not self._is_replaced(peer)
-            and peer.heartbeat.every < PEER_SILENT_AFTER
+            and peer.heartbeat.every < records.PEER_SILENT_AFTER
             and not peer.is_silent(hearing.since, last)
         ]
         return last if len(speaking) >= SEVERAL else None
 
     # -- writers ----------------------------------------------------------------------
 
-    def writers(self) -> list[WriterStatus]:
+    def writers(self) -> list[model.WriterStatus]:
         """Return the status of each writer that matters."""
         keys = dict.fromkeys((*self._writers, *self._readers))
         return [self._writer(key) for key in keys if self._is_shown(key)]
@@ -133,7 +107,7 @@ class StatusReport:
             return True
         if writer is None:
             return False
-        if any(reason in writer.problems for reason in ALWAYS_SHOWN):
+        if any(reason in writer.problems for reason in model.ALWAYS_SHOWN):
             return True
         peer = self._peers.get(key[1])
         if (
@@ -146,19 +120,19 @@ class StatusReport:
         if reader is not None and reader.state in _FETCHES:
             # Rows of the writer are missing here.
             return True
-        return not writer.is_idle(self._now - FORGET_AFTER)
+        return not writer.is_idle(self._now - records.FORGET_AFTER)
 
-    def _writer(self, key: tuple[str, str]) -> WriterStatus:
-        writer = self._writers.get(key) or WriterRecord(self._now, self._now)
+    def _writer(self, key: tuple[str, str]) -> model.WriterStatus:
+        writer = self._writers.get(key) or records.WriterRecord(self._now, self._now)
         reader = self._readers.get(key)
         # A copy, because another thread may change the record meanwhile.
         writer = copy.copy(writer)
         facts = self._facts(key, writer, reader)
         written_at = writer.oldest()
-        found = diagnose(facts, self._now)
+        found = verdict.diagnose(facts, self._now)
         heard_at = self._now if writer.heard_at is None else writer.heard_at
         is_fetching = facts.state in _FETCHES and not facts.deaf_detail
-        return WriterStatus(
+        return model.WriterStatus(
             *key,
             found.condition,
             writer.position,
@@ -176,13 +150,13 @@ class StatusReport:
         )
 
     def _facts(
-        self, key: tuple[str, str], writer: WriterRecord, reader: Reader | None
-    ) -> WriterFacts:
+        self, key: tuple[str, str], writer: records.WriterRecord, reader: Reader | None
+    ) -> verdict.WriterFacts:
         hearing = self._hearing
         link_name, link = self._link_of(key[1], writer)
         is_down = link is not None and not link.up
         catch_up = None if reader is None else reader.catch_up
-        return WriterFacts(
+        return verdict.WriterFacts(
             instance_name=key[1],
             record=writer,
             state=State.WAITING if reader is None else reader.state,
@@ -199,8 +173,8 @@ class StatusReport:
         )
 
     def _link_of(
-        self, instance_name: str, writer: WriterRecord
-    ) -> tuple[str, LinkRecord | None]:
+        self, instance_name: str, writer: records.WriterRecord
+    ) -> tuple[str, records.LinkRecord | None]:
         """Return the link on which a writer was last heard, and its name.
 
         If only heartbeats were heard, it is a link to the writer itself.
@@ -220,7 +194,7 @@ class StatusReport:
 
     # -- peers, duplicates and links --------------------------------------------------
 
-    def peers(self) -> Iterator[PeerStatus]:
+    def peers(self) -> Iterator[model.PeerStatus]:
         """Yield the status of each peer, ordered by name.
 
         A peer that the configuration does not name is left out after its goodbye.
@@ -228,34 +202,35 @@ class StatusReport:
         hearing = self._hearing
         names = {name for _, name in self._expected}
         silence = self._silence_since
-        is_silent = silence is not None and self._now - silence > PEER_SILENT_AFTER
+        silent_for = 0.0 if silence is None else self._now - silence
+        can_hear = hearing.is_up and silent_for <= records.PEER_SILENT_AFTER
+        since = hearing.since if can_hear else self._now
+        until = verdict.heard_until(self._now, silence)
         for name, peer in sorted(self._peers.items()):
             if self._is_replaced(peer):
-                yield PeerStatus(name, "", "", "", self._now - peer.heard_at, False)
+                heard_for = self._now - peer.heard_at
+                yield model.PeerStatus(name, "", "", "", heard_for, is_gone=False)
             elif name in names or not peer.heartbeat.is_leaving:
-                can_hear = hearing.is_up and not is_silent
-                since = hearing.since if can_hear else self._now
-                until = heard_until(self._now, silence)
-                yield PeerStatus(
+                yield model.PeerStatus(
                     name,
                     peer.heartbeat.epoch,
                     peer.heartbeat.version,
                     peer.heartbeat.where,
                     self._now - peer.seen,
-                    is_gone(peer, since, until),
+                    verdict.is_gone(peer, since, until),
                 )
 
-    def _is_replaced(self, peer: PeerRecord) -> bool:
+    def _is_replaced(self, peer: records.PeerRecord) -> bool:
         hearing = self._hearing
-        return is_replaced(peer, hearing.since if hearing.is_up else self._now)
+        return verdict.is_replaced(peer, hearing.since if hearing.is_up else self._now)
 
-    def duplicates(self) -> Iterator[DuplicateStatus]:
+    def duplicates(self) -> Iterator[model.DuplicateStatus]:
         """Yield the instance names that two processes have used recently."""
         for name, (places, seen) in sorted(self._duplicates.items()):
-            if self._now - seen < DUPLICATE_FOR:
-                yield DuplicateStatus(name, places, self._now - seen)
+            if self._now - seen < records.DUPLICATE_FOR:
+                yield model.DuplicateStatus(name, places, self._now - seen)
 
-    def links(self, buffers: Iterable[ConnectionBuffers]) -> Iterator[LinkStatus]:
+    def links(self, buffers: Iterable[ConnectionBuffers]) -> Iterator[model.LinkStatus]:
         """Yield the status of each link, ordered by name.
 
         :param buffers: the buffers of all connections.
@@ -271,7 +246,7 @@ class StatusReport:
             commands, size = queued.get(name, (0, 0))
             since = self._now - link.since
             label = incoming_label(self._name_peer(name, link.peer), link.address)
-            yield LinkStatus(label, link.up, since, link.why, commands, size)
+            yield model.LinkStatus(label, link.up, since, link.why, commands, size)
 
     def _name_peer(self, link: str, peer: str) -> str:
         """Return the name of a link, with that of the instance at its other end.
@@ -292,7 +267,7 @@ class StatusReport:
     # -- readiness --------------------------------------------------------------------
 
     def not_ready(
-        self, writers: Iterable[WriterStatus], *, needs_link: bool
+        self, writers: Iterable[model.WriterStatus], *, needs_link: bool
     ) -> Iterator[str]:
         """Yield the reasons for which the process is not ready.
 
@@ -306,7 +281,7 @@ class StatusReport:
         for status in writers:
             key = status.stream_name, status.instance_name
             writer = self._writers.get(key)
-            if writer is None or writer.was_live or status.reason in ABSENT:
+            if writer is None or writer.was_live or status.reason in model.ABSENT:
                 continue
-            if status.condition is not Condition.LIVE or status.lag:
-                yield describe_writer(status)
+            if status.condition is not model.Condition.LIVE or status.lag:
+                yield model.describe_writer(status)
