@@ -190,7 +190,14 @@ class StreamConnected(Event, frozen=True):
     instance_name: str
 
 
-class StreamReset(WriterEvent, frozen=True):
+class PositionMovedBack(WriterEvent, frozen=True):
+    """This process's position moved back; each subclass says why."""
+
+    from_token: int
+    to_token: int
+
+
+class StreamReset(PositionMovedBack, frozen=True):
     """This process's position moved back below rows that were delivered.
 
     The writer, which holds its rows in memory, has (or may have) restarted, or the
@@ -199,19 +206,13 @@ class StreamReset(WriterEvent, frozen=True):
     back only as :class:`PositionLowered` says.
     """
 
-    from_token: int
-    to_token: int
 
-
-class PositionLowered(WriterEvent, frozen=True):
+class PositionLowered(PositionMovedBack, frozen=True):
     """This process's position moved back, but not below rows that were delivered.
 
     The writer had been announced at a position that, as it seems now, it had not
     reached: rows may follow above ``to_token``. What was delivered stays valid.
     """
-
-    from_token: int
-    to_token: int
 
 
 class PositionRefuted(WriterEvent, frozen=True):

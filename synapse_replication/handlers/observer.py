@@ -26,19 +26,18 @@ from synapse_replication.handlers.events import (
 )
 
 _E = TypeVar("_E", bound=Event)
-_Method = TypeVar("_Method", bound=Callable[..., None])
 
 #: A context that does nothing; shared, because the handling of rows often needs one.
 _NOTHING: Final = contextlib.nullcontext()
 
 
 def handles(
-    kind: type[_E],
+    *kinds: type[_E],
 ) -> Callable[[Callable[[Any, _E], None]], Callable[[Any, _E], None]]:
-    """Return a decorator for the method that handles the events of one class."""
+    """Return a decorator for the method that handles the events of some classes."""
 
     def mark(method: Callable[[Any, _E], None]) -> Callable[[Any, _E], None]:
-        method.handled_event = kind  # type: ignore[attr-defined]
+        method.handled_events = kinds  # type: ignore[attr-defined]
         return method
 
     return mark
@@ -58,7 +57,7 @@ class ReplicationObserver:
         found = {
             kind: method
             for method in vars(cls).values()
-            if (kind := getattr(method, "handled_event", None)) is not None
+            for kind in getattr(method, "handled_events", ())
         }
         cls._handlers = {**cls._handlers, **found}
 

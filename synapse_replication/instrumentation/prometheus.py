@@ -384,17 +384,8 @@ class PrometheusObserver(ReplicationObserver):
             key = OTHER, OTHER
         self._positions[key] = token
 
-    @handles(events.StreamReset)
-    def _stream_reset(self, event: events.StreamReset) -> None:
-        self._lower_position(event)
-
-    @handles(events.PositionLowered)
-    def _position_lowered(self, event: events.PositionLowered) -> None:
-        self._lower_position(event)
-
-    def _lower_position(
-        self, event: events.StreamReset | events.PositionLowered
-    ) -> None:
+    @handles(events.StreamReset, events.PositionLowered)
+    def _position_moved_back(self, event: events.PositionMovedBack) -> None:
         self._set_position(event.stream_name, event.instance_name, event.to_token)
         greatest = max(
             (

@@ -208,18 +208,14 @@ class StatusObserver(ReplicationObserver):
         writer.problems.pop(StallReason.CATCH_UP_FAILS, None)
         writer.was_live = writer.was_live or not writer.lag()
 
-    @handles(events.StreamReset)
-    def _stream_reset(self, event: events.StreamReset) -> None:
+    @handles(events.StreamReset, events.PositionLowered)
+    def _position_moved_back(self, event: events.PositionMovedBack) -> None:
         writer = self._writer(event.stream_name, event.instance_name)
         writer.move_back(event.to_token, self._monotonic())
-        writer.skipped = writer.gone = 0
-        writer.problems.pop(StallReason.ROWS_SKIPPED, None)
-        writer.problems.pop(StallReason.ROWS_LOST, None)
-
-    @handles(events.PositionLowered)
-    def _position_lowered(self, event: events.PositionLowered) -> None:
-        writer = self._writer(event.stream_name, event.instance_name)
-        writer.move_back(event.to_token, self._monotonic())
+        if isinstance(event, events.StreamReset):
+            writer.skipped = writer.gone = 0
+            writer.problems.pop(StallReason.ROWS_SKIPPED, None)
+            writer.problems.pop(StallReason.ROWS_LOST, None)
 
     @handles(events.Discarded)
     def _discarded(self, event: events.Discarded) -> None:
