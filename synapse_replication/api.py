@@ -74,6 +74,7 @@ from synapse_replication.handlers.interfaces import (
     SyncingUser as SyncingUser,
 )
 from synapse_replication.handlers.observer import (
+    CompositeObserver as CompositeObserver,
     ReplicationObserver as ReplicationObserver,
 )
 from synapse_replication.handlers.receiving.context import (
@@ -90,9 +91,6 @@ from synapse_replication.http.client import (
 )
 from synapse_replication.http.location import InstanceLocation as InstanceLocation
 from synapse_replication.http.resource import ReplicationResource as ReplicationResource
-from synapse_replication.instrumentation.composite import (
-    CompositeObserver as CompositeObserver,
-)
 from synapse_replication.instrumentation.logs import LoggingObserver as LoggingObserver
 from synapse_replication.instrumentation.prometheus import (
     PrometheusObserver as PrometheusObserver,

@@ -4,8 +4,11 @@ from prometheus_client import CollectorRegistry
 from twisted.logger import Logger
 
 from synapse_replication.handlers.events import Discarded
-from synapse_replication.handlers.observer import ReplicationObserver, handles
-from synapse_replication.instrumentation.composite import CompositeObserver
+from synapse_replication.handlers.observer import (
+    CompositeObserver,
+    ReplicationObserver,
+    handles,
+)
 from synapse_replication.instrumentation.logs import LoggingObserver
 from synapse_replication.instrumentation.prometheus import (
     PrometheusObserver,

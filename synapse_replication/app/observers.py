@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 from twisted.logger import Logger
 
 from synapse_replication.handlers.handler import ReplicationCommandHandler
-from synapse_replication.handlers.observer import ReplicationObserver
+from synapse_replication.handlers.observer import CompositeObserver, ReplicationObserver
 from synapse_replication.handlers.timer import Timer, until_next
-from synapse_replication.instrumentation.composite import CompositeObserver
 from synapse_replication.instrumentation.hooks import ReplicationHooks
 from synapse_replication.instrumentation.logs import LoggingObserver
 from synapse_replication.instrumentation.prometheus import (

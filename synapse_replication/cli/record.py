@@ -22,8 +22,11 @@ from synapse_replication.app.service_runner import run_service, start_logging
 from synapse_replication.cli import common
 from synapse_replication.config.process import ProcessConfig, Purpose
 from synapse_replication.handlers.events import LinkDown
-from synapse_replication.handlers.observer import ReplicationObserver, handles
-from synapse_replication.instrumentation.composite import CompositeObserver
+from synapse_replication.handlers.observer import (
+    CompositeObserver,
+    ReplicationObserver,
+    handles,
+)
 from synapse_replication.instrumentation.log_file import LogFile
 from synapse_replication.instrumentation.logs import LoggingObserver
 from synapse_replication.recordings.writer import RecordingFiles, RecordingWriteError

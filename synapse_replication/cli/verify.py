@@ -23,7 +23,7 @@ from synapse_replication.app.passive import Follower, Output
 from synapse_replication.config.process import ProcessConfig
 from synapse_replication.errors import RemoteProtocolError
 from synapse_replication.handlers.host_parts import ReactorClock
-from synapse_replication.instrumentation.composite import CompositeObserver
+from synapse_replication.handlers.observer import CompositeObserver
 from synapse_replication.instrumentation.logs import LoggingObserver
 from synapse_replication.instrumentation.prometheus import (
     PrometheusObserver,

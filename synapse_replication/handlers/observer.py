@@ -4,9 +4,7 @@ Handlers and connections do not use loggers, metrics or tracers; they notify a
 :class:`ReplicationObserver`. The events are values (``events.py``), except those that
 occur for each chunk of rows or commands: they are methods, because creating a value
 would cost the hot path too much. The observers in ``instrumentation/`` handle the
-events that they need, and
-:class:`~synapse_replication.instrumentation.composite.CompositeObserver` notifies
-several of them.
+events that they need, and :class:`CompositeObserver` notifies several of them.
 
 No method may raise, block, or call the object that notifies it.
 """
@@ -14,9 +12,11 @@ No method may raise, block, or call the object that notifies it.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar, Final, TypeVar
+
+from typing_extensions import override
 
 from synapse_replication.handlers.events import (
     AnnouncedBy,
@@ -109,3 +109,65 @@ class ReplicationObserver:
         self, stream_name: str, instance_name: str, token: int
     ) -> None:
         """Record that a writer's rows were delivered up to ``token``."""
+
+
+#: The methods that observers may override, in addition to ``observe``.
+_METHODS = [
+    name
+    for name in vars(ReplicationObserver)
+    if not name.startswith("_") and name not in ("observe", "failure")
+]
+
+
+class CompositeObserver(ReplicationObserver):
+    """Forwards each event to several observers.
+
+    A method that an observer does not override costs nothing: the targets of each are
+    determined once, in the constructor.
+
+    :param observers: called in this order; contexts end in the reverse order.
+    """
+
+    def __init__(self, observers: Iterable[ReplicationObserver]) -> None:
+        self._observers = tuple(observers)
+        for name in _METHODS:
+            wanted = [
+                getattr(each, name)
+                for each in self._observers
+                if _overrides(each, name)
+            ]
+            if len(wanted) == 1:
+                setattr(self, name, wanted[0])
+            elif wanted:
+                setattr(self, name, (_span if name == "span" else _all)(wanted))
+
+    @override
+    def observe(self, event: Event) -> None:
+        for observer in self._observers:
+            observer.observe(event)
+
+
+def _overrides(observer: ReplicationObserver, name: str) -> bool:
+    base = getattr(ReplicationObserver, name)
+    return getattr(getattr(observer, name), "__func__", None) is not base
+
+
+def _all(methods: Sequence[Callable[..., None]]) -> Callable[..., None]:
+    def call(*args: Any, **kwargs: Any) -> None:
+        for method in methods:
+            method(*args, **kwargs)
+
+    return call
+
+
+def _span(
+    methods: Sequence[Callable[[Work], AbstractContextManager[object]]],
+) -> Callable[[Work], AbstractContextManager[object]]:
+    @contextlib.contextmanager
+    def span(work: Work) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            for method in methods:
+                stack.enter_context(method(work))
+            yield
+
+    return span

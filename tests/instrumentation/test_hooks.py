@@ -22,7 +22,7 @@ from synapse_replication.handlers.events import (
     Resynced,
     StreamReset,
 )
-from synapse_replication.instrumentation.composite import CompositeObserver
+from synapse_replication.handlers.observer import CompositeObserver
 from synapse_replication.instrumentation.hooks import (
     MAX_INSTANCES,
     MAX_WAITING,

@@ -45,8 +45,7 @@ from synapse_replication.handlers.events import (
     UnannouncedFound,
     UnknownFields,
 )
-from synapse_replication.handlers.observer import ReplicationObserver
-from synapse_replication.instrumentation.composite import CompositeObserver
+from synapse_replication.handlers.observer import CompositeObserver, ReplicationObserver
 from synapse_replication.instrumentation.prometheus import (
     MAX_CHILDREN,
     METRICS,

@@ -49,8 +49,7 @@ from synapse_replication.handlers.events import (
     Work,
 )
 from synapse_replication.handlers.handler import ReplicationCommandHandler
-from synapse_replication.handlers.observer import ReplicationObserver
-from synapse_replication.instrumentation.composite import CompositeObserver
+from synapse_replication.handlers.observer import CompositeObserver, ReplicationObserver
 from synapse_replication.instrumentation.log_file import json_line
 from synapse_replication.instrumentation.logs import LoggingObserver
 from synapse_replication.instrumentation.prometheus import (

@@ -17,7 +17,7 @@ from synapse_replication.handlers.handler import (
     HandlerOptions,
     ReplicationCommandHandler,
 )
-from synapse_replication.instrumentation.composite import CompositeObserver
+from synapse_replication.handlers.observer import CompositeObserver
 from synapse_replication.instrumentation.status.model import StallReason
 from synapse_replication.instrumentation.status.observer import StatusObserver
 from synapse_replication.testing.doubles import (
