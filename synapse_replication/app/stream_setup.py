@@ -51,7 +51,7 @@ from synapse_replication.storage.id_streams import IdStream, check_tables, read_
 from synapse_replication.storage.postgres_stream import PostgresStream, WriterIds
 from synapse_replication.storage.removed_writer_search import RemovedWriterFinder
 from synapse_replication.storage.row_pages import query_page
-from synapse_replication.storage.row_queries import declared_query
+from synapse_replication.storage.row_queries import queries_of
 from synapse_replication.storage.schema import prepare_database
 from synapse_replication.storage.sequences import limit_positions, read_stored_positions
 from synapse_replication.streams.memory import InMemory, MemoryStream
@@ -191,7 +191,7 @@ class StreamSetup:
 
     async def _check_columns(self, declared: TableStream) -> None:
         """Read one row; otherwise, only the first new row would need all columns."""
-        queries = [declared_query(declared)]
+        queries = queries_of(declared)
         await self._get_database().transact(
             f"columns_of_{declared.name}",
             lambda txn: query_page(txn, queries, self._options.instance_name, 0, 1, 1),

@@ -126,7 +126,6 @@ class TransactionRunner(Protocol):
         autocommit: bool = False,
     ) -> Deferred[T]:
         """Run ``func(cursor)`` in a transaction; see ``Database.transact``."""
-        ...
 
 
 class Database:

@@ -23,12 +23,7 @@ from synapse_replication.errors import (
 from synapse_replication.storage.database import Transaction, TransactionRunner
 from synapse_replication.storage.id_streams import read_sequence
 from synapse_replication.storage.row_pages import query_page, read_rows_between
-from synapse_replication.storage.row_queries import (
-    STANDARD_QUERIES,
-    RowQuery,
-    declared_insert,
-    declared_query,
-)
+from synapse_replication.storage.row_queries import declared_insert, queries_of
 from synapse_replication.streams.rows import encode_json
 from synapse_replication.streams.standard.registry import StandardStream
 from synapse_replication.streams.stream import (
@@ -53,30 +48,24 @@ class WriterIds(Protocol):
 
     def get_next(self) -> AbstractAsyncContextManager[int]:
         """Allocate an id, which is finished when the context is left."""
-        ...
 
     def get_next_txn(self, txn: Transaction) -> int:
         """Allocate an id that is finished when ``txn`` commits or rolls back."""
-        ...
 
     def get_current_token_for_writer(self, instance_name: str) -> int:
         """Return a writer's position: the token up to which its ids are finished."""
-        ...
 
     def get_announceable_token(self) -> int:
         """Return the position that this instance may announce."""
-        ...
 
     def get_minimal_local_current_token(self) -> int:
         """Return this instance's greatest finished id that may be announced.
 
         This instance has no rows between that id and its announced position.
         """
-        ...
 
     def advance(self, instance_name: str, new_id: int) -> None:
         """Record the position of another writer."""
-        ...
 
 
 class PostgresStream:
@@ -118,7 +107,11 @@ class PostgresStream:
                 f"stream {declared.name}: page_rows is {page_rows}; write 1 or more"
             )
         self.description = declared.description
-        self._queries = _queries_of(declared)
+        self._queries = queries_of(declared)
+        if not self._queries:
+            raise StreamConfigurationError(
+                f"stream {declared.name} has no tables; use a MemoryStream for it"
+            )
         self._insert = ""
         self._columns: Sequence[str] = ()
         self._writers: tuple[str, ...] = ()
@@ -346,13 +339,3 @@ class PostgresStream:
     def _insert_rows(self, txn: Transaction, id_: int, text: str) -> None:
         values = {"id": id_, "instance_name": self._instance_name, "rows": text}
         txn.execute(self._insert, values)
-
-
-def _queries_of(declared: StandardStream | TableStream) -> tuple[RowQuery, ...]:
-    if isinstance(declared, TableStream):
-        return (declared_query(declared),)
-    if declared.name not in STANDARD_QUERIES:
-        raise StreamConfigurationError(
-            f"stream {declared.name} has no tables; use a MemoryStream for it"
-        )
-    return STANDARD_QUERIES[declared.name]

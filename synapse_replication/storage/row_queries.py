@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -35,9 +35,7 @@ from synapse_replication.streams.standard.registry import (
     RowTable,
     StandardStream,
 )
-
-if TYPE_CHECKING:
-    from synapse_replication.streams.table import TableStream
+from synapse_replication.streams.table import TableStream
 
 
 class LookupJoin(Struct, frozen=True):
@@ -272,8 +270,7 @@ def _expression(column: str) -> str:
     return column if name == column else _LIST.format(name)
 
 
-#: The queries for a stream's rows by its name on the wire. Within a token, the rows of
-#: an earlier query come first.
+#: The queries for the rows of Synapse's streams, by their names on the wire.
 STANDARD_QUERIES: Mapping[str, tuple[RowQuery, ...]] = MappingProxyType(
     {
         stream.name: tuple(
@@ -283,3 +280,13 @@ STANDARD_QUERIES: Mapping[str, tuple[RowQuery, ...]] = MappingProxyType(
         if stream.tables
     }
 )
+
+
+def queries_of(stream: StandardStream | TableStream) -> tuple[RowQuery, ...]:
+    """Return the queries for a stream's rows; none if it has no tables.
+
+    Within a token, the rows of an earlier query come first.
+    """
+    if isinstance(stream, TableStream):
+        return (declared_query(stream),)
+    return STANDARD_QUERIES.get(stream.name, ())

@@ -16,7 +16,7 @@ from synapse_replication.pipeline.tables import DatabaseTable, table_of_codec
 from synapse_replication.storage.row_queries import (
     STANDARD_QUERIES,
     RowQuery,
-    declared_query,
+    queries_of,
 )
 from synapse_replication.streams.standard.registry import (
     STANDARD_STREAMS,
@@ -58,27 +58,18 @@ def catalog_of(
 
     :param declared: the streams that the configuration declares.
     """
-    streams = {
-        name: _stream(STANDARD_STREAMS[name], queries)
-        for name, queries in STANDARD_QUERIES.items()
-    }
+    streams = {name: stream_of(STANDARD_STREAMS[name]) for name in STANDARD_QUERIES}
     for stream in declared:
         found = stream_of(stream) if isinstance(stream, TableStream) else stream
         streams[found.name] = found
     return streams
 
 
-def stream_of(declaration: TableStream) -> CatalogStream:
-    """Return the stream that a configuration declares."""
-    return _stream(declaration, [declared_query(declaration)])
-
-
-def _stream(
-    stream: StandardStream | TableStream, queries: Iterable[RowQuery]
-) -> CatalogStream:
+def stream_of(stream: StandardStream | TableStream) -> CatalogStream:
+    """Return a stream that has tables, with its queries."""
     return CatalogStream(
         table=table_of_codec(stream.name, stream.description.codec),
-        queries=tuple(queries),
+        queries=queries_of(stream),
         sequence=stream.sequence or "",
         positions_name=stream.positions_name,
         negative=stream.negative,
