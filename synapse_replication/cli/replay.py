@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import click
 
 from synapse_replication.cli.common import command
+from synapse_replication.recordings import replay
 from synapse_replication.recordings.reader import read_recording
-from synapse_replication.recordings.replay import replay_records
-from synapse_replication.recordings.replay_report import describe
 
 
 @command("replay", "replay recordings/0001.jsonl.gz")
@@ -30,9 +31,59 @@ def replay_command(recording: Path, as_json: bool) -> None:
     Exit status: 0 if every line was parsed, every discard has an expected reason, and
     nothing else failed; otherwise 1.
     """
-    report = replay_records(read_recording(recording))
+    report = replay.replay_records(read_recording(recording))
     if as_json:
         click.echo(json.dumps(report.to_json(), indent=1))
     else:
         click.echo("\n".join(describe(report)))
     sys.exit(0 if report.is_clean else 1)
+
+
+def describe(report: replay.ReplayReport) -> Iterator[str]:
+    """Yield the lines of a report as text."""
+    yield f"{report.lines} lines"
+    yield from _table("Commands", report.commands)
+    yield from _table("Rows by stream", report.rdata_rows)
+    yield from _table("Batches of several rows, by stream", report.batches)
+    yield from _table(
+        "Rows at or below the position of their writer, by stream",
+        report.rdata_at_or_below_position,
+    )
+    yield from _table("Resets of a writer's position, by stream", report.resets)
+    yield from _table(
+        "Last position by stream and writer",
+        {f"{name} {writer}": at for (name, writer), at in report.last_position.items()},
+    )
+    discarded, notes = {}, {}
+    for reason, counts in report.discarded.items():
+        for name, count in counts.items():
+            discarded[f"{reason.value} {name}"] = count
+            notes[f"{reason.value} {name}"] = replay.EXPLANATIONS.get(
+                reason, "NOT EXPLAINED"
+            )
+    yield from _table("Discarded by the handler", discarded, notes)
+    yield from _table("Rows with unknown additional fields", report.extra_fields)
+    yield from _table(
+        "Possible gaps in the recording, by stream and writer",
+        Counter(f"{gap.stream} {gap.writer}" for gap in report.gaps),
+    )
+    yield from _table("Failures", report.failures)
+    if report.unparsable_lines:
+        yield ""
+        yield f"Unparsable lines: {report.unparsable_lines}"
+        for each in report.unparsable:
+            yield f"  line {each.line_number}: {each.error}"
+
+
+def _table(
+    title: str, counts: Mapping[str, int], notes: Mapping[str, str] | None = None
+) -> Iterator[str]:
+    yield ""
+    if not counts:
+        yield f"{title}: none"
+        return
+    yield f"{title}:"
+    width = max(map(len, counts))
+    for name, count in sorted(counts.items()):
+        note = f"  {notes[name]}" if notes else ""
+        yield f"  {name:<{width}} {count:>9}{note}"

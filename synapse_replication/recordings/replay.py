@@ -1,4 +1,4 @@
-"""Replay of a recording of traffic through the real parser and the real handler.
+"""Replay of a recording through the real parser and handler, and the report on it.
 
 Theory of operation: the streams of the handler's host have no initial position and no
 source, because missing rows cannot be fetched. If a recording begins in the middle of a
@@ -13,16 +13,20 @@ sink, and its requests to the streams.
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any, TypeAlias
 
+import attrs
+import msgspec
 from twisted.internet import task
 from twisted.internet.defer import Deferred, succeed
 from typing_extensions import override
 
 from synapse_replication.errors import RemoteProtocolError, UnparsableLineError, excerpt
 from synapse_replication.handlers import events, handler
+from synapse_replication.handlers.events import DiscardReason
 from synapse_replication.handlers.host_parts import (
     BackgroundProcesses,
     ReactorClock,
@@ -33,7 +37,6 @@ from synapse_replication.handlers.interfaces import Identity
 from synapse_replication.handlers.observer import ReplicationObserver, handles
 from synapse_replication.handlers.receiving.context import ReceiverOptions
 from synapse_replication.recordings.reader import Record, RecordingError
-from synapse_replication.recordings.replay_report import Gap, ReplayReport
 from synapse_replication.streams.rows import decode_json
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS
 from synapse_replication.streams.stream import (
@@ -50,6 +53,105 @@ _Key: TypeAlias = tuple[str, str]
 _CHUNK = 256
 #: A position below every token.
 _NOWHERE = -(2**63)
+#: The maximum number of unparsable lines that are listed; others are only counted.
+_MAX_UNPARSABLE = 1000
+#: The reasons for which discards are expected, with an explanation of each. A discard
+#: for another reason may lose data.
+EXPLANATIONS: Mapping[DiscardReason, str] = {
+    DiscardReason.OLD_TOKEN: "sent again, at or below the position of its writer",
+    DiscardReason.REDUNDANT_POSITION: "repeats a known position",
+    DiscardReason.REPEATED: "repeats the known state of a user",
+    DiscardReason.UNKNOWN_STREAM: "a stream that this version does not know",
+}
+
+
+@attrs.frozen
+class Unparsable:
+    """A line that is not a record, or whose command or row cannot be parsed.
+
+    :ivar line_number: its line number in the recording, from 1.
+    :ivar error: why it cannot be parsed.
+    """
+
+    line_number: int
+    error: str
+
+
+@attrs.frozen
+class Gap:
+    """A range of tokens whose rows may be missing, according to a later POSITION.
+
+    :ivar after: the writer's last position before the range.
+    :ivar up_to: the last token of the range.
+    """
+
+    stream: str
+    writer: str
+    after: int
+    up_to: int
+
+
+@attrs.define
+class ReplayReport:
+    """The report on a recording.
+
+    :ivar lines: the number of commands, including those that cannot be parsed; lines
+        that are not records are not included.
+    :ivar commands: lines by their first word.
+    :ivar rdata_rows: rows by stream.
+    :ivar batches: finished batches of more than one row, by stream.
+    :ivar rdata_at_or_below_position: rows at or below the position that their
+        writer had reached, by stream.
+    :ivar resets: how often a writer's position moved back, by stream.
+    :ivar last_position: the last position by stream and writer.
+    :ivar discarded: rows, positions and repeated commands that the handler discarded,
+        by the reason, then by the name of the stream or command.
+    :ivar extra_fields: rows with unknown additional fields, by stream.
+    :ivar gaps: the ranges in which rows may be missing.
+    :ivar unparsable_lines: the number of lines that are not records, or whose command
+        or row cannot be parsed.
+    :ivar unparsable: the first thousand lines that cannot be parsed.
+    :ivar failures: other failures, by their text.
+    """
+
+    lines: int = 0
+    commands: Counter[str] = attrs.Factory(Counter)
+    rdata_rows: Counter[str] = attrs.Factory(Counter)
+    batches: Counter[str] = attrs.Factory(Counter)
+    rdata_at_or_below_position: Counter[str] = attrs.Factory(Counter)
+    resets: Counter[str] = attrs.Factory(Counter)
+    last_position: dict[_Key, int] = attrs.Factory(dict)
+    discarded: defaultdict[DiscardReason, Counter[str]] = attrs.Factory(
+        lambda: defaultdict(Counter)
+    )
+    extra_fields: Counter[str] = attrs.Factory(Counter)
+    gaps: list[Gap] = attrs.Factory(list)
+    unparsable_lines: int = 0
+    unparsable: list[Unparsable] = attrs.Factory(list)
+    failures: Counter[str] = attrs.Factory(Counter)
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether nothing failed, and every discard has an expected reason."""
+        return not (
+            self.unparsable_lines
+            or self.failures
+            or any(reason not in EXPLANATIONS for reason in self.discarded)
+        )
+
+    def add_unparsable(self, number: int, error: str) -> None:
+        """Record a line that cannot be parsed."""
+        self.unparsable_lines += 1
+        if len(self.unparsable) < _MAX_UNPARSABLE:
+            self.unparsable.append(Unparsable(number, error))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as values that JSON can represent."""
+        value: dict[str, Any] = msgspec.to_builtins(self, order="deterministic")
+        value["last_position"] = {
+            " ".join(key): token for key, token in value["last_position"].items()
+        }
+        return value
 
 
 class _RecordedStream:
@@ -89,7 +191,7 @@ class _Observer(ReplicationObserver):
     @handles(events.Discarded)
     def _discarded(self, event: events.Discarded) -> None:
         self._report.discarded[event.reason][event.stream_name] += event.count
-        if event.reason is events.DiscardReason.OLD_TOKEN:
+        if event.reason is DiscardReason.OLD_TOKEN:
             self._report.rdata_at_or_below_position[event.stream_name] += event.count
 
     @handles(events.ExtraFields)

@@ -9,7 +9,8 @@ from typing import Any
 from click.testing import CliRunner
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.cli.replay import replay_command
+from synapse_replication.cli.replay import describe, replay_command
+from tests.support.recordings import make_report
 
 
 class ReplayCommandTests(SynchronousTestCase):
@@ -46,3 +47,18 @@ class ReplayCommandTests(SynchronousTestCase):
 
         self.assertEqual(result.exit_code, 2)
         self.assertIn("does not exist", result.output)
+
+
+class DescribeTests(SynchronousTestCase):
+    """Tests for describe."""
+
+    def test_for_people(self) -> None:
+        """The text contains everything, and marks unexplained discards."""
+        text = "\n".join(describe(make_report()))
+
+        self.assertIn("7 lines", text)
+        self.assertRegex(text, r"undecodable typing +2  NOT EXPLAINED")
+        self.assertRegex(text, r"old_token events +1  sent again")
+        self.assertRegex(text, r"typing w +3")
+        self.assertIn("line 4: cannot parse", text)
+        self.assertIn("Failures: none", text)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.handlers.events import DiscardReason
 from synapse_replication.recordings.reader import Record, RecordingError, read_recording
-from synapse_replication.recordings.replay import replay_records
-from synapse_replication.recordings.replay_report import Gap, ReplayReport
-from tests.support.recordings import FULL_RECORDING
+from synapse_replication.recordings.replay import Gap, ReplayReport, replay_records
+from tests.support.recordings import FULL_RECORDING, make_report
 
 
 def replay_lines(*lines: str) -> ReplayReport:
@@ -255,4 +256,58 @@ class ReplayTests(SynchronousTestCase):
         self.assertTrue(report.is_clean, report.to_json())
         self.assertEqual(
             report.commands, {line.split(" ", maxsplit=1)[0]: 1 for line in lines}
+        )
+
+
+class ReportTests(SynchronousTestCase):
+    """Tests for the report of a replay."""
+
+    def test_clean(self) -> None:
+        """
+        With repeated rows, redundant positions and unknown streams, a report is clean.
+        """
+        report = ReplayReport()
+        for reason in (
+            DiscardReason.OLD_TOKEN,
+            DiscardReason.REDUNDANT_POSITION,
+            DiscardReason.UNKNOWN_STREAM,
+        ):
+            report.discarded[reason]["events"] += 1
+
+        self.assertTrue(report.is_clean)
+
+    def test_not_clean(self) -> None:
+        """With a lost row, an unparsable line or a failure, a report is not clean."""
+        lost, unparsable, failed = ReplayReport(), ReplayReport(), ReplayReport()
+        lost.discarded[DiscardReason.UNDECODABLE]["events"] += 1
+        unparsable.add_unparsable(3, "no")
+        failed.failures["x"] += 1
+
+        for report in (lost, unparsable, failed):
+            self.assertFalse(report.is_clean)
+
+    def test_unparsable_lines_are_bounded(self) -> None:
+        """The number of stored unparsable lines is bounded."""
+        report = ReplayReport()
+        for number in range(2000):
+            report.add_unparsable(number, "no")
+
+        self.assertEqual(report.unparsable_lines, 2000)
+        self.assertEqual(len(report.unparsable), 1000)
+
+    def test_for_machines(self) -> None:
+        """The report is JSON, with reasons and line numbers."""
+        value = json.loads(json.dumps(make_report().to_json()))
+
+        self.assertEqual(value["last_position"], {"typing w": 3})
+        self.assertEqual(
+            value["discarded"],
+            {"old_token": {"events": 1}, "undecodable": {"typing": 2}},
+        )
+        self.assertEqual(
+            value["gaps"],
+            [{"stream": "events", "writer": "p1", "after": 5, "up_to": 9}],
+        )
+        self.assertEqual(
+            value["unparsable"], [{"line_number": 4, "error": "cannot parse"}]
         )
