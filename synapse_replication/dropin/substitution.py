@@ -148,6 +148,13 @@ def version_problem(version: str | None) -> str | None:
     return None
 
 
+class _SomeDefault:
+    """A default value in the text of a signature: there is one, whichever it is."""
+
+    def __repr__(self) -> str:
+        return ""
+
+
 def shape(function: Any, *, is_method: bool = False) -> str:
     """Return a signature as text: the names and kinds of its parameters.
 
@@ -158,25 +165,15 @@ def shape(function: Any, *, is_method: bool = False) -> str:
     if isinstance(function, (staticmethod, classmethod)):
         is_method = isinstance(function, classmethod)
         function = function.__func__
-    parameters = list(inspect.signature(function).parameters.values())
-    if is_method:
-        parameters = parameters[1:]
-    names = []
-    has_star = False
-    for parameter in parameters:
-        name = parameter.name
-        if parameter.kind is parameter.VAR_POSITIONAL:
-            has_star = True
-            name = f"*{name}"
-        elif parameter.kind is parameter.VAR_KEYWORD:
-            name = f"**{name}"
-        elif parameter.kind is parameter.KEYWORD_ONLY and not has_star:
-            has_star = True
-            names.append("*")
-        if parameter.default is not parameter.empty:
-            name += "="
-        names.append(name)
-    return f"({', '.join(names)})"
+    parameters = [
+        inspect.Parameter(
+            each.name,
+            each.kind,
+            default=each.empty if each.default is each.empty else _SomeDefault(),
+        )
+        for each in inspect.signature(function).parameters.values()
+    ]
+    return str(inspect.Signature(parameters[1:] if is_method else parameters))
 
 
 def check(substitutions: Iterable[Substitution]) -> list[str]:
