@@ -207,6 +207,8 @@ class HostCommands:
         instance_name = hs.get_instance_name()
         self._is_main = instance_name == MAIN_INSTANCE
         self._runs_background_tasks = bool(worker.run_background_tasks)
+        #: Whether USER_IP is needed here: to store it, or to send server notices.
+        self.stores_user_ips = self._is_main or self._runs_background_tasks
         self._handlers: dict[type[commands.Command], Callable[[Any], Any]] = {
             commands.UserIpCommand: self._on_user_ip,
             commands.RemoteServerUpCommand: self._on_remote_server_up,
@@ -222,11 +224,6 @@ class HostCommands:
             # Elsewhere, an attempt to cancel a task would interfere with the process
             # that runs it.
             self._handlers[commands.CancelTaskCommand] = self._on_cancel_task
-
-    @property
-    def stores_user_ips(self) -> bool:
-        """Whether USER_IP is needed here: to store it, or to send server notices."""
-        return self._is_main or self._runs_background_tasks
 
     def get_currently_syncing_users(self) -> Iterable[SyncingUser]:
         """Return the users who sync with this process."""
@@ -317,9 +314,4 @@ class SynapseHost:
         self.notifier = hs.get_notifier()
         self.stores_user_ips = self.commands.stores_user_ips
         self.processes = BackgroundProcessPool(hs.run_as_background_process)
-
-    def run_as_background_process(
-        self, description: str, func: Callable[[], Awaitable[Any]]
-    ) -> Awaitable[None]:
-        """Run ``func`` in a background process of the host; see ``background.py``."""
-        return self.processes.start(description, func)
+        self.run_as_background_process = self.processes.start
