@@ -76,7 +76,7 @@ def load_deployment(paths: Sequence[str]) -> DeploymentConfig:
     merged, shared = read_shared(paths)
     streams = read_streams(shared)
     deployment = DeploymentConfig(
-        read_database(shared, merged, is_needed=are_stored(streams)),
+        read_database(shared, merged, streams),
         streams,
         read_writers(shared, merged, streams),
     )
@@ -116,14 +116,6 @@ def read_streams(shared: SharedFile) -> tuple[str | TableStream, ...]:
     return tuple(STANDARD_STREAMS) if own.streams is None else tuple(own.streams)
 
 
-def are_stored(streams: Sequence[str | TableStream]) -> bool:
-    """Return whether any of the streams is stored in the database."""
-    return any(
-        isinstance(stream, TableStream) or not STANDARD_STREAMS[stream].held_in_memory
-        for stream in streams
-    )
-
-
 #: The default of ``cp_max``, the maximum number of connections to the database.
 DEFAULT_CONNECTIONS = 10
 
@@ -142,14 +134,18 @@ def _conninfo(args: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_database(
-    shared: SharedFile, merged: MergedFiles, *, is_needed: bool
+    shared: SharedFile, merged: MergedFiles, streams: Sequence[str | TableStream]
 ) -> DatabaseConfig | None:
     """Return the connection parameters of PostgreSQL, if they are configured.
 
-    :param is_needed: whether a missing or unusable database is a problem. An invalid
-        ``cp_max`` is always one.
+    If any of the streams is stored in it, a missing or unusable database is a problem.
+    An invalid ``cp_max`` is always one.
     """
     section, report = shared.database, merged.report
+    is_needed = any(
+        isinstance(stream, TableStream) or not STANDARD_STREAMS[stream].held_in_memory
+        for stream in streams
+    )
     if section is None:
         if is_needed and "database" not in merged.values:
             report(

@@ -17,24 +17,12 @@ import attrs
 from msgspec.structs import asdict
 from typing_extensions import override
 
-from synapse_replication.config.deployment import (
-    are_stored,
-    read_database,
-    read_shared,
-    read_streams,
-    read_writers,
-)
+from synapse_replication.config import deployment, sanity
 from synapse_replication.config.listener_safety import Listener
 from synapse_replication.config.models import ListenerSection, SharedFile
 from synapse_replication.config.own_section import FactorySection, OwnSection
 from synapse_replication.config.redis import read_redis
 from synapse_replication.config.replication_options import ReplicationOptions
-from synapse_replication.config.sanity import (
-    bad_secret,
-    clashing_listeners,
-    mistyped_keys,
-    readable_secrets,
-)
 from synapse_replication.config.yaml_files import (
     OWN_SECTION,
     KeyPath,
@@ -123,7 +111,7 @@ def load_config(paths: Sequence[str], purpose: Purpose | None = None) -> Process
         otherwise for :attr:`Purpose.MAIN`.
     :raises ConfigError: if the configuration is invalid; the error lists all problems.
     """
-    merged, shared = read_shared(paths)
+    merged, shared = deployment.read_shared(paths)
     config = _Checks(merged, shared, purpose).make_config()
     if merged.problems:
         raise ConfigError(merged.problems)
@@ -152,9 +140,9 @@ class _Checks:
     def make_config(self) -> ProcessConfig:
         shared, own = self._shared, self._shared.synapse_replication
         redis = read_redis(shared.redis, self._merged)
-        streams = read_streams(shared)
+        streams = deployment.read_streams(shared)
         instance_name = self._instance_name()
-        writers = read_writers(shared, self._merged, streams)
+        writers = deployment.read_writers(shared, self._merged, streams)
         served = self._served_listeners()
         config = ProcessConfig(
             files=self._merged.files,
@@ -163,10 +151,8 @@ class _Checks:
             creates_tables=instance_name == MAIN_INSTANCE,
             fill_sink=own.fill_sink,
             writer_lock=own.writer_lock,
-            database=read_database(
-                shared,
-                self._merged,
-                is_needed=self._purpose is not Purpose.FOLLOW and are_stored(streams),
+            database=deployment.read_database(
+                shared, self._merged, () if self._purpose is Purpose.FOLLOW else streams
             ),
             redis=redis,
             tcp_connect=self._tcp_connect(redis),
@@ -210,6 +196,7 @@ class _Checks:
             else None,
             log_level=own.log_level,
             tracing=own.tracing,
+            warnings=tuple(sanity.readable_secrets(self._merged)),
         )
         if own.tracing is not None and not _can_export():
             self._problem(
@@ -223,7 +210,7 @@ class _Checks:
         if self._is_worker:
             self._check_rows_can_be_requested(config)
         self._check_sanity(config)
-        return attrs.evolve(config, warnings=tuple(readable_secrets(self._merged)))
+        return config
 
     def _check_exposure(self, config: ProcessConfig) -> None:
         """Check that no untrusted client can use the listeners for replication."""
@@ -238,11 +225,12 @@ class _Checks:
             self._problem(path, problem, hint)
 
     def _check_sanity(self, config: ProcessConfig) -> None:
-        findings = list(mistyped_keys(self._merged.values))
+        key, listeners = self._listeners_key, self._listeners
+        findings = list(sanity.mistyped_keys(self._merged.values))
         if self._purpose is not Purpose.FOLLOW:
             listen = self._shared.synapse_replication.direct_tcp.listen
-            findings += clashing_listeners(self._listeners_key, self._listeners, listen)
-        findings += bad_secret(config.secret)
+            findings += sanity.clashing_listeners(key, listeners, listen)
+        findings += sanity.bad_secret(config.secret)
         for path, problem, hint in findings:
             self._problem(path, problem, hint)
 
