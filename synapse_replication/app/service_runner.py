@@ -15,17 +15,8 @@ from collections.abc import Callable
 from typing import Any, Protocol, TextIO
 
 import attrs
+from twisted import logger
 from twisted.internet.defer import Deferred
-from twisted.logger import (
-    FileLogObserver,
-    FilteringLogObserver,
-    LogEvent,
-    Logger,
-    LogLevel,
-    LogLevelFilterPredicate,
-    formatEventAsClassicLogText,
-    globalLogBeginner,
-)
 from twisted.python.failure import Failure
 
 from synapse_replication.errors import ReplicationError
@@ -66,25 +57,27 @@ def start_logging(
         programs; otherwise as text, which may have several lines.
     :return: a function that sets another level, by its name.
     """
-    predicate = LogLevelFilterPredicate()
+    predicate = logger.LogLevelFilterPredicate()
     file: Any = stream
-    write = FileLogObserver(file, json_line if as_json else _to_text)
-    observer = FilteringLogObserver(write, [predicate])
-    globalLogBeginner.beginLoggingTo([observer], redirectStandardIO=False)
+    write = logger.FileLogObserver(file, json_line if as_json else _to_text)
+    observer = logger.FilteringLogObserver(write, [predicate])
+    logger.globalLogBeginner.beginLoggingTo([observer], redirectStandardIO=False)
 
     def set_level(name: str) -> None:
-        wanted = LogLevel.levelWithName(name)
+        wanted = logger.LogLevel.levelWithName(name)
         predicate.setLogLevelForNamespace("", wanted)
         # Twisted reports the start and the end of each factory at the level info.
-        quiet = wanted if wanted is LogLevel.debug else max(wanted, LogLevel.warn)
+        quiet = wanted
+        if wanted is not logger.LogLevel.debug:
+            quiet = max(wanted, logger.LogLevel.warn)
         predicate.setLogLevelForNamespace("twisted", quiet)
 
     set_level(level)
     return set_level
 
 
-def _to_text(event: LogEvent) -> str | None:
-    return clean_lines(formatEventAsClassicLogText(event))
+def _to_text(event: logger.LogEvent) -> str | None:
+    return clean_lines(logger.formatEventAsClassicLogText(event))
 
 
 def run_service(
@@ -114,7 +107,7 @@ def run_service(
 
 @attrs.define(eq=False, repr=False)
 class _Process:
-    log = Logger()
+    log = logger.Logger()
 
     _reactor: Any
     _make: Callable[[], Runnable]

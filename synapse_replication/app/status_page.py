@@ -15,28 +15,20 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
+from synapse_replication.instrumentation.status import model
 from synapse_replication.instrumentation.status.assessment import Standing, assess
-from synapse_replication.instrumentation.status.model import (
-    WORST_FIRST,
-    Condition,
-    ProcessStatus,
-    describe_lag,
-    describe_progress,
-    describe_stuck_id,
-    group_stalls,
-)
 from synapse_replication.text import counted, printable
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
 _TONES = {
-    Condition.LIVE: "good",
-    Condition.WRITTEN_HERE: "good",
-    Condition.CATCHING_UP: "busy",
-    Condition.DRAINING: "busy",
-    Condition.WAITING: "busy",
-    Condition.STALLED: "bad",
+    model.Condition.LIVE: "good",
+    model.Condition.WRITTEN_HERE: "good",
+    model.Condition.CATCHING_UP: "busy",
+    model.Condition.DRAINING: "busy",
+    model.Condition.WAITING: "busy",
+    model.Condition.STALLED: "bad",
 }
 
 
@@ -78,7 +70,7 @@ class PageVerdict(Struct, frozen=True):
         return _SIGNS[self.tone]
 
 
-def judge(status: ProcessStatus) -> PageVerdict:
+def judge(status: model.ProcessStatus) -> PageVerdict:
     """Return the worst state of a process's replication, as a headline."""
     found = assess(status)
     count, streams = len(found.concerned), counted(len(found.followed), "stream")
@@ -136,14 +128,14 @@ def _environment() -> Environment:
     environment.filters["clock"] = _clock_time
     environment.filters["duration"] = duration
     environment.filters["sparkline"] = sparkline
-    environment.filters["lag"] = describe_lag
-    environment.filters["progress"] = describe_progress
-    environment.filters["stuck"] = describe_stuck_id
+    environment.filters["lag"] = model.describe_lag
+    environment.filters["progress"] = model.describe_progress
+    environment.filters["stuck"] = model.describe_stuck_id
     environment.filters["tone"] = lambda writer: _TONES[writer.condition]
     return environment
 
 
-def render_page(status: ProcessStatus, nonce: str, *, is_body: bool) -> str:
+def render_page(status: model.ProcessStatus, nonce: str, *, is_body: bool) -> str:
     """Return the page.
 
     :param nonce: the nonce of the page's style and script.
@@ -154,7 +146,7 @@ def render_page(status: ProcessStatus, nonce: str, *, is_body: bool) -> str:
     )
     writers = sorted(
         status.writers,
-        key=lambda each: (WORST_FIRST.index(each.condition), -each.lag),
+        key=lambda each: (model.WORST_FIRST.index(each.condition), -each.lag),
     )
     peers = sorted(status.peers, key=lambda peer: not peer.is_gone)
     return template.render(
@@ -170,7 +162,7 @@ def render_page(status: ProcessStatus, nonce: str, *, is_body: bool) -> str:
             "gone" if each.is_gone else "here" for each in peers[MOST_SHOWN:]
         ),
         verdict=judge(status),
-        stalled=group_stalls(status.writers),
+        stalled=model.group_stalls(status.writers),
         nonce=nonce,
         bad=_SIGNS["bad"],
         patience_ms=PATIENCE_MS,

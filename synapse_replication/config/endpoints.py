@@ -6,14 +6,7 @@ import socket
 from typing import Any, Final, cast
 
 from OpenSSL import crypto
-from twisted.internet.endpoints import (
-    HostnameEndpoint,
-    SSL4ServerEndpoint,
-    clientFromString,
-    quoteStringArgument,
-    serverFromString,
-    wrapClientTLS,
-)
+from twisted.internet import endpoints
 from twisted.internet.interfaces import IStreamClientEndpoint, IStreamServerEndpoint
 
 from synapse_replication.config.listener_safety import Listener, split_description
@@ -44,8 +37,9 @@ def client_endpoint(
         if kind == "tls" and len(arguments) == 2 and not named:
             host, port = arguments
             context = options.tls.for_connecting(host)
-            return wrapClientTLS(context, HostnameEndpoint(reactor, host, int(port)))
-        endpoint: Any = clientFromString(reactor, description)  # type: ignore[no-untyped-call]
+            server = endpoints.HostnameEndpoint(reactor, host, int(port))
+            return endpoints.wrapClientTLS(context, server)
+        endpoint: Any = endpoints.clientFromString(reactor, description)  # type: ignore[no-untyped-call]
         return cast(IStreamClientEndpoint, endpoint)
     except _PARSE_ERRORS as error:
         raise _bad_description("tcp_connect", description, options, error) from error
@@ -68,7 +62,7 @@ def server_endpoint(
             return _client_verifying_endpoint(reactor, *arguments, **named)
         if kind == "unix" and "mode" not in named:
             description += ":mode=600"
-        endpoint: Any = serverFromString(reactor, description)  # type: ignore[no-untyped-call]
+        endpoint: Any = endpoints.serverFromString(reactor, description)  # type: ignore[no-untyped-call]
         return cast(IStreamServerEndpoint, endpoint)
     except _PARSE_ERRORS as error:
         raise _bad_description("tcp_listen", description, options, error) from error
@@ -93,7 +87,7 @@ def _client_verifying_endpoint(
         listener_private_key_file=privateKey,
         client_ca_file=caCertsDir,
     )
-    endpoint: Any = SSL4ServerEndpoint(  # type: ignore[no-untyped-call]
+    endpoint: Any = endpoints.SSL4ServerEndpoint(  # type: ignore[no-untyped-call]
         reactor, int(port), files.for_listening(), int(backlog), interface
     )
     return cast(IStreamServerEndpoint, endpoint)
@@ -150,4 +144,4 @@ def _accepts_ipv4_over_ipv6() -> bool:
 
 
 def _quote(text: str) -> str:
-    return cast(str, quoteStringArgument(text))  # type: ignore[no-untyped-call]
+    return cast(str, endpoints.quoteStringArgument(text))  # type: ignore[no-untyped-call]

@@ -13,17 +13,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from synapse_replication.config import models
 from synapse_replication.config.listener_safety import (
     Listener,
     interface_of,
     split_description,
-)
-from synapse_replication.config.models import (
-    DatabaseSection,
-    InstanceSection,
-    ListenerSection,
-    RedisSection,
-    SharedFile,
 )
 from synapse_replication.config.sections import Section
 from synapse_replication.config.yaml_files import (
@@ -70,21 +64,21 @@ def mistyped_keys(values: Mapping[str, Any]) -> Iterator[Finding]:
     use are ignored even if they resemble a known key.
     """
     sections: list[tuple[KeyPath, Any, type[Section]]] = [
-        ((), values, SharedFile),
-        (("redis",), values.get("redis"), RedisSection),
-        (("database",), values.get("database"), DatabaseSection),
+        ((), values, models.SharedFile),
+        (("redis",), values.get("redis"), models.RedisSection),
+        (("database",), values.get("database"), models.DatabaseSection),
     ]
     instances = values.get("instance_map")
     if isinstance(instances, dict):
         sections += [
-            (("instance_map", name), section, InstanceSection)
+            (("instance_map", name), section, models.InstanceSection)
             for name, section in instances.items()
         ]
     for key in ("listeners", "worker_listeners"):
         listeners = values.get(key)
         if isinstance(listeners, list):
             sections += [
-                ((key, index), section, ListenerSection)
+                ((key, index), section, models.ListenerSection)
                 for index, section in enumerate(listeners)
             ]
     for path, section, model in sections:

@@ -13,15 +13,9 @@ from typing import Any
 
 import attrs
 from OpenSSL import SSL, crypto
+from twisted.internet import ssl
 from twisted.internet.error import VerifyError
 from twisted.internet.interfaces import IOpenSSLClientConnectionCreator
-from twisted.internet.ssl import (
-    Certificate,
-    CertificateOptions,
-    PrivateCertificate,
-    optionsForClientTLS,
-    trustRootFromCertificates,
-)
 from twisted.logger import Logger
 from zope.interface import implementer
 
@@ -77,7 +71,7 @@ class TlsConfig:
             if self.certificate_file is not None:
                 own, chain = _read_own(self.certificate_file, self.private_key_file)
                 extra = {"extraCertChain": chain} if chain else {}
-            return optionsForClientTLS(
+            return ssl.optionsForClientTLS(
                 hostname,
                 trustRoot=_read_authority(self.ca_file),
                 clientCertificate=own,
@@ -86,7 +80,7 @@ class TlsConfig:
 
         return _ReloadingCreator(read)
 
-    def for_listening(self) -> CertificateOptions:
+    def for_listening(self) -> ssl.CertificateOptions:
         """Return the TLS options of the listeners. The files are read at this call.
 
         :raises OSError: if a file cannot be read.
@@ -98,7 +92,7 @@ class TlsConfig:
         own, chain = _read_own(
             self.listener_certificate_file, self.listener_private_key_file
         )
-        return CertificateOptions(
+        return ssl.CertificateOptions(
             privateKey=own.privateKey.original,
             certificate=own.original,
             extraCertChain=chain or None,
@@ -146,9 +140,9 @@ def _read_pems(path: Path) -> list[bytes]:
     return found
 
 
-def _read_certificates(path: Path) -> list[Certificate]:
+def _read_certificates(path: Path) -> list[ssl.Certificate]:
     try:
-        return [Certificate.loadPEM(pem) for pem in _read_pems(path)]
+        return [ssl.Certificate.loadPEM(pem) for pem in _read_pems(path)]
     except crypto.Error as error:
         raise ValueError(
             f"{path} contains a certificate that cannot be parsed: {messages(error)}"
@@ -158,7 +152,7 @@ def _read_certificates(path: Path) -> list[Certificate]:
 def _read_authority(path: Path | None) -> Any:
     if path is None:
         return None
-    return trustRootFromCertificates(_read_certificates(path))  # type: ignore[no-untyped-call]
+    return ssl.trustRootFromCertificates(_read_certificates(path))  # type: ignore[no-untyped-call]
 
 
 def _read_own(
@@ -168,7 +162,7 @@ def _read_own(
     key_file = private_key_file or certificate_file
     key = key_file.read_bytes()
     try:
-        pair = PrivateCertificate.loadPEM(first.dumpPEM() + b"\n" + key)  # type: ignore[no-untyped-call]
+        pair = ssl.PrivateCertificate.loadPEM(first.dumpPEM() + b"\n" + key)  # type: ignore[no-untyped-call]
     except (crypto.Error, VerifyError) as error:
         raise ValueError(
             f"{key_file} does not contain the private key of {certificate_file}: "
