@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,9 @@ from synapse_replication.redis.options import (
 
 #: The default port of a Sentinel.
 _SENTINEL_PORT = 26379
+_ADDRESS = re.compile(
+    r"(\[(?P<ip>[^]\s]+)]|(?P<host>[^[\s:][^\s:]*))(:(?P<port>[0-9]+))?"
+)
 
 
 def read_redis(section: RedisSection, merged: MergedFiles) -> RedisOptions | None:
@@ -103,19 +107,11 @@ def _parse_address(text: str) -> tuple[str, int] | None:
 
     :return: ``None`` if the text has another form.
     """
-    if text.startswith("["):
-        host, closed, rest = text[1:].partition("]")
-        if not closed or (rest and not rest.startswith(":")):
-            return None
-        port = rest[1:] if rest else str(_SENTINEL_PORT)
-    else:
-        host, colon, port = text.partition(":")
-        port = port if colon else str(_SENTINEL_PORT)
-    if not host or any(letter.isspace() for letter in host):
+    match = _ADDRESS.fullmatch(text)
+    if match is None:
         return None
-    if not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
-        return None
-    return host, int(port)
+    port = int(match["port"] or _SENTINEL_PORT)
+    return (match["ip"] or match["host"], port) if 0 < port < 65536 else None
 
 
 @contextmanager
