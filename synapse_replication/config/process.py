@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 import importlib.util
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import attrs
@@ -135,6 +135,13 @@ class _Checks:
         self._listeners_key = "worker_listeners" if self._is_worker else "listeners"
         sections = shared.worker_listeners if self._is_worker else shared.listeners
         self._listeners = list(map(_listener, sections))
+        #: Those with a resource of this package, by their index.
+        self._served = {
+            index: listener
+            for index, listener in enumerate(self._listeners)
+            if purpose is not Purpose.FOLLOW
+            and (listener.direct_tcp or listener.resources)
+        }
 
     # This method is long because it sets every attribute of the configuration.
     def make_config(self) -> ProcessConfig:
@@ -143,7 +150,6 @@ class _Checks:
         streams = deployment.read_streams(shared)
         instance_name = self._instance_name()
         writers = deployment.read_writers(shared, self._merged, streams)
-        served = self._served_listeners()
         config = ProcessConfig(
             files=self._merged.files,
             server_name=shared.server_name,
@@ -157,8 +163,8 @@ class _Checks:
             redis=redis,
             tcp_connect=self._tcp_connect(redis),
             tcp_listen=tuple(own.direct_tcp.listen),
-            listeners=tuple(served.values()),
-            tls=self._tls(served),
+            listeners=tuple(self._served.values()),
+            tls=self._tls(),
             streams=streams,
             writers=writers,
             instances={
@@ -217,7 +223,7 @@ class _Checks:
         own = self._shared.synapse_replication
         if self._purpose is Purpose.FOLLOW or own.allow_unprotected_listeners:
             return
-        listeners = list(self._served_listeners())
+        listeners = list(self._served)
         for option, index, problem, hint in config.find_unprotected():
             path: KeyPath = (OWN_SECTION, "direct_tcp", "listen", index)
             if option == "listeners":
@@ -298,17 +304,7 @@ class _Checks:
             )
         return ()
 
-    def _served_listeners(self) -> dict[int, Listener]:
-        """Return the listeners with a resource of this package, by their index."""
-        if self._purpose is Purpose.FOLLOW:
-            return {}
-        return {
-            index: listener
-            for index, listener in enumerate(self._listeners)
-            if listener.direct_tcp or listener.resources
-        }
-
-    def _tls(self, served: Mapping[int, Listener]) -> TlsConfig:
+    def _tls(self) -> TlsConfig:
         """Return the files for TLS, and check that they can be used.
 
         Listeners use Synapse's keys ``tls_certificate_path`` and
@@ -332,7 +328,7 @@ class _Checks:
             hint = "name PEM files that can be read"
             self._problem((OWN_SECTION, "tls"), str(error), hint)
             return config
-        for index, listener in served.items():
+        for index, listener in self._served.items():
             try:
                 if listener.tls:
                     config.for_listening()
