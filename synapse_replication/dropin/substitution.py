@@ -31,18 +31,6 @@ DISTRIBUTION: Final = "matrix-synapse"
 #: The versions of matrix-synapse with which the table was tested.
 TESTED_VERSIONS: Final = ("1.153.0", "1.163.0", "1.163.1", "1.163.2")
 
-#: The parts that an operator can select, each with its description.
-PARTS: Final = {
-    "commands": "the commands of the protocol",
-    "protocol": "both ends of a direct TCP connection",
-    "handler": "the command handler and the streamer",
-    "notifier": "the notifications of changed streams within a process",
-    "redis": "connections to Redis",
-    "backlog": "recently sent rows, retained for readers that missed them",
-    "external_cache": "the cache in Redis that all processes share",
-    "ids": "ids and positions in the database",
-}
-
 
 class SubstitutionError(ReplicationError):
     """The selected parts of the installed host cannot be replaced.
@@ -107,6 +95,9 @@ def _read_substitution(row: Mapping[str, str]) -> Substitution:
 SUBSTITUTIONS: Final = tuple(
     map(_read_substitution, read_table(Path(__file__).with_name("replaced_names.csv")))
 )
+
+#: The parts that an operator can select. The manual describes them.
+PARTS: Final = tuple(dict.fromkeys(known.part for known in SUBSTITUTIONS))
 
 
 def choose(only: Iterable[str], excepted: Iterable[str]) -> tuple[Substitution, ...]:
