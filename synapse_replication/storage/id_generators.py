@@ -38,7 +38,7 @@ has no stored positions, so its blocks do not wait.
 *Threads.* Coroutines, callbacks, ``get_announceable_token`` and the methods that blocks
 call belong to the reactor's thread, unless a docstring says "Thread-safe". All other
 methods are thread-safe. Finishing never waits for a lock; see
-:mod:`~synapse_replication.storage.locked_positions`.
+:mod:`~synapse_replication.storage.local_positions`.
 
 See docs/failure-modes.rst: failure-cancelled-id, failure-out-of-order-finish,
 failure-unregistered-id.
@@ -57,18 +57,20 @@ from twisted.internet.interfaces import IReactorFromThreads
 from synapse_replication.errors import StreamConfigurationError
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.storage.id_streams import IdStream, read_sequence
-from synapse_replication.storage.locked_positions import LockedPositions
+from synapse_replication.storage.local_positions import (
+    LockedPositions,
+    PositionPersister,
+    SequenceCheck,
+)
 from synapse_replication.storage.open_transactions import (
     POLL_SECONDS,
     PredecessorWait,
 )
 from synapse_replication.storage.round_trips import (
     IdRequest,
-    PositionPersister,
     RoundTripGate,
     SharedRoundTrip,
 )
-from synapse_replication.storage.sequence_check import SequenceCheck
 from synapse_replication.storage.sequences import fetch_ids, load_positions
 from synapse_replication.streams.writer_positions import WriterPositions
 

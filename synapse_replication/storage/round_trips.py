@@ -2,7 +2,7 @@
 
 Theory of operation: at most one round trip of a kind is in progress at a time
 (:class:`SharedRoundTrip`): one fetch of ids, for :class:`IdRequest` objects, and one
-upsert of the position (:class:`PositionPersister`). Callers that join during it wait
+upsert of the position, by the ``PositionPersister``. Callers that join during it wait
 for the next one, which serves all of them. If none is in progress, a new one begins
 immediately. While callers are notified that their round trip has ended, they may join
 again. No round trip begins during these notifications (see
@@ -20,29 +20,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
-import attrs
 from twisted.internet.defer import Deferred
 
-from synapse_replication.handlers.events import (
-    PositionPersisted,
-    PositionPersistFailed,
-    PositionWrite,
-)
-from synapse_replication.handlers.observer import ReplicationObserver
-from synapse_replication.storage import queries
-from synapse_replication.storage.id_streams import IdStream
-from synapse_replication.storage.locked_positions import LockedPositions
-
-if TYPE_CHECKING:
-    from synapse_replication.handlers.interfaces import Clock
-    from synapse_replication.storage.database import TransactionRunner
-
 T = TypeVar("T")
-
-#: The delay before a failed upsert is retried, in s.
-UPSERT_RETRY_DELAY = 1.0
 
 
 class RoundTripGate:
@@ -145,92 +127,3 @@ class IdRequest:
             self.answered.callback(None)
         else:
             self.answered.errback(error)
-
-
-@attrs.define(eq=False, repr=False)
-class PositionPersister:
-    """Persists the position up to which this instance's ids of one stream are finished.
-
-    Use it in the reactor's thread only.
-
-    :param clock: schedules retries.
-    :param observer: notified of upserts and their failures.
-    """
-
-    _database: TransactionRunner
-    _stream: IdStream
-    _instance_name: str
-    _positions: LockedPositions
-    _clock: Clock
-    _observer: ReplicationObserver
-    _gate: RoundTripGate
-    _upserts: SharedRoundTrip[Deferred[None]] = attrs.field(init=False)
-    _statement: str = attrs.field(init=False)
-    #: The greatest position that was persisted.
-    _persisted: int = attrs.field(default=0, init=False)
-    _retry_is_due: bool = attrs.field(default=False, init=False)
-
-    def __attrs_post_init__(self) -> None:
-        self._upserts = SharedRoundTrip(self._upsert, self._gate)
-        self._statement = queries.upsert_position(self._stream.negative)
-
-    def persist(self) -> Deferred[None]:
-        """Persist the position.
-
-        :return: fires when the current position, or a later one, has been persisted, or
-            when persisting it has failed. A failure is reported, and the upsert is
-            retried later.
-        """
-        waiting: Deferred[None] = Deferred()
-        self._upserts.join(waiting)
-        return waiting
-
-    def _upsert(self, waiting: list[Deferred[None]]) -> None:
-        """Upsert the position, and notify all current waiters."""
-        with self._positions as positions:
-            local = positions.local
-        if local <= self._persisted:
-            self._upserts.end()
-            self._fire(waiting)
-            return
-        Deferred.fromCoroutine(self._write(local, waiting))
-
-    async def _write(self, local: int, waiting: list[Deferred[None]]) -> None:
-        stream_name, writer = self._stream.stream_name, self._instance_name
-        parameters = {
-            "stream_name": stream_name,
-            "instance_name": writer,
-            "stream_id": self._stream.sign * local,
-        }
-        try:
-            with self._observer.span(PositionWrite(stream_name, writer, local)):
-                await self._database.transact(
-                    "persist_position",
-                    lambda txn: txn.execute(self._statement, parameters),
-                    autocommit=True,
-                )
-        except Exception as error:  # noqa: BLE001 -- reported to the observer
-            # Do not fail the waiters: their rows are committed.
-            self._observer.observe(
-                PositionPersistFailed(stream_name, writer, local, error)
-            )
-            self._observer.failure(f"persisting the position of {stream_name}", error)
-            if not self._retry_is_due:
-                self._retry_is_due = True
-                self._clock.call_later(UPSERT_RETRY_DELAY, self._retry)
-        else:
-            self._observer.observe(PositionPersisted(stream_name, writer, local))
-            self._persisted = local
-        self._upserts.end()
-        self._fire(waiting)
-
-    def _retry(self) -> None:
-        self._retry_is_due = False
-        self.persist()
-
-    def _fire(self, waiting: list[Deferred[None]]) -> None:
-        with self._gate.closed():
-            for deferred in waiting:
-                # A cancelled Deferred has already fired.
-                if not deferred.called:
-                    deferred.callback(None)

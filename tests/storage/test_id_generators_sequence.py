@@ -11,7 +11,7 @@ from twisted.internet import defer
 from twisted.logger import capturedLogs, formatEvent
 
 from synapse_replication.errors import SequenceBehindError, StreamConfigurationError
-from synapse_replication.storage.sequence_check import CHECK_SECONDS, RECHECK_SECONDS
+from synapse_replication.storage.local_positions import CHECK_SECONDS, RECHECK_SECONDS
 from synapse_replication.streams.writer_positions import WriterPositions
 from tests.storage.doubles import FakeCursor
 from tests.storage.id_generator_case import SteppedTestCase

@@ -6,7 +6,7 @@ import threading
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.storage.locked_positions import LockedPositions
+from synapse_replication.storage.local_positions import LockedPositions
 from synapse_replication.streams.writer_positions import WriterPositions
 
 
