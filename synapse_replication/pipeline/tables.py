@@ -209,7 +209,7 @@ def describe_table(stream: str) -> str:
     """Return the description of a stream's table: its sources and what they retain."""
     if stream not in STANDARD_QUERIES:
         return f"Rows of the stream {stream}, which the configuration declares."
-    tables = ", ".join(query.parts.table for query in STANDARD_QUERIES[stream])
+    tables = ", ".join(query.ids.table for query in STANDARD_QUERIES[stream])
     retained = (
         "only the newest or pending row of each object: older rows are here only if "
         "they were archived before they were replaced"

@@ -253,7 +253,7 @@ class PostgresStream:
         def read(txn: Transaction) -> RowsBetween:
             return read_rows_between(
                 txn,
-                query.parts,
+                query,
                 self.description.codec,
                 self._writers[0],
                 low,

@@ -20,7 +20,7 @@ from typing import Any
 
 from synapse_replication.storage.database import Transaction
 from synapse_replication.storage.queries import identifier
-from synapse_replication.storage.row_queries import RowQuery, RowQueryParts
+from synapse_replication.storage.row_queries import RowQuery
 from synapse_replication.streams.rows import RowCodec
 from synapse_replication.streams.stream import (
     EncodedUpdates,
@@ -77,7 +77,7 @@ def query_page(
 
 def read_rows_between(
     txn: Transaction,
-    query: RowQueryParts,
+    query: RowQuery,
     codec: RowCodec[object],
     writer: str,
     low: MultiWriterStreamToken,
@@ -94,12 +94,13 @@ def read_rows_between(
         may exceed the limit, because all rows of its last id are returned.
     """
     limit = max(limit, 1)
-    id_ = f"{query.alias}.{identifier(query.id_column)}"
+    ids, alias = query.ids, query.alias
+    id_ = f"{alias}.{identifier(ids.id_column)}"
     token = f"(-{id_})" if query.negative else id_
     writer_column = "%s"
     names: tuple[str, ...] = (writer,)
-    if query.writer_column is not None:
-        writer_column, names = f"{query.alias}.{identifier(query.writer_column)}", ()
+    if ids.writer_column is not None:
+        writer_column, names = f"{alias}.{identifier(ids.writer_column)}", ()
         condition, positions = sql_between(low, high, token, writer_column)
     else:
         positions = [each.get_stream_pos_for_instance(writer) for each in (low, high)]
@@ -109,7 +110,7 @@ def read_rows_between(
     index_bounds = (-low.stream, -high.get_max_stream_pos()) if query.negative else ()
     txn.execute(
         f"SELECT {token}, {writer_column}, {query.row_expression} "
-        f"FROM {identifier(query.table)} AS {query.alias} {query.joined} "
+        f"FROM {identifier(ids.table)} AS {alias} {query.joined} "
         f"WHERE {index}{condition} "
         f"ORDER BY {token} FETCH FIRST %s ROWS WITH TIES",
         (*names, *index_bounds, *positions, limit),

@@ -1,9 +1,10 @@
 """The statements that read a stream's rows, and write those of declared streams.
 
-A catch-up reads pages of rows (:class:`RowQuery`): each query returns one writer's
-rows in ``(%(after)s, %(up_to)s]``, in ascending order of token, and stops after
-``%(limit)s`` rows but never within a token (``WITH TIES``). The pipeline reads ranges
-of the same rows, of all writers (:class:`RowQueryParts`).
+A catch-up reads pages of rows (:attr:`RowQuery.sql`): each statement returns one
+writer's rows in ``(%(after)s, %(up_to)s]``, in ascending order of token, and stops
+after ``%(limit)s`` rows but never within a token (``WITH TIES``). The pipeline reads
+ranges of the same rows, of all writers, with statements of its own that it builds from
+a :class:`RowQuery`.
 
 A query reads an index that begins with the id. Synapse's three tables of account data
 are the exception: they have no such index, and no names of writers, so a query returns
@@ -30,6 +31,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from synapse_replication.storage.queries import id_expressions, identifier
+from synapse_replication.streams.id_column import IdColumn
 from synapse_replication.streams.standard.registry import (
     STANDARD_STREAMS,
     RowTable,
@@ -71,32 +73,40 @@ class LookupJoin(Struct, frozen=True):
         )
 
 
-class RowQueryParts(Struct, frozen=True, kw_only=True):
-    """The parts of a query for all rows between two ids, of all writers.
+class RowQuery(Struct, frozen=True, kw_only=True):
+    """A query for the rows of a stream, or for some of them.
 
-    :ivar table: the table with the ids.
+    :ivar ids: the table, and its columns with the ids and the writers.
     :ivar alias: the table's alias in expressions.
     :ivar joined: a ``JOIN`` clause that is needed to find the rows.
     :ivar details: further joins that only the columns need.
-    :ivar id_column: the column with the ids, which are negative if ``negative``.
-    :ivar writer_column: the column with the writers; ``None`` if the table has none.
     :ivar columns: an expression for each element of a row, in order.
     :ivar kind: the kind of these rows, if the stream has several kinds of rows.
     :ivar written_ms_column: the column with the time of writing, in ms since 1970;
         ``None`` if the table has none. An older database may lack the column.
-    :ivar negative: whether ids count down.
+    :ivar negative: whether ids are negative and count down.
+    :ivar distinct: whether the table may have several rows for one row of the stream.
     """
 
-    table: str
-    alias: str
+    ids: IdColumn
+    alias: str = "source"
     joined: str = ""
     details: tuple[LookupJoin, ...] = ()
-    id_column: str
-    writer_column: str | None
     columns: tuple[str, ...]
     kind: str | None = None
     written_ms_column: str | None = None
     negative: bool = False
+    distinct: bool = False
+
+    @property
+    def sql(self) -> str:
+        """The statement for a page of one writer's rows.
+
+        It has the named parameters ``instance_name``, ``after`` (exclusive), ``up_to``
+        (inclusive) and ``limit``. A record is a token and the row as JSON text; the
+        text is ``NULL`` if the event that the row describes was deleted.
+        """
+        return _event_sql(self) if self.details else _table_sql(self)
 
     @property
     def row_expression(self) -> str:
@@ -107,63 +117,35 @@ class RowQueryParts(Struct, frozen=True, kw_only=True):
         return f"{row}::text"
 
 
-class RowQuery(Struct, frozen=True):
-    """A query for the rows of a stream, or for some of them.
-
-    :ivar sql: the query, with the named parameters ``instance_name``, ``after``
-        (exclusive), ``up_to`` (inclusive) and ``limit``. A record is a token and the
-        row as JSON text; the text is ``NULL`` if the event that the row describes was
-        deleted.
-    :ivar parts: the parts of a query for the same rows, but of all writers and without
-        a limit.
-    :ivar distinct: whether the table may have several rows for one row of the stream.
-    """
-
-    sql: str
-    parts: RowQueryParts
-    distinct: bool = False
-
-
-def _query_of_one_table(parts: RowQueryParts, *, distinct: bool = False) -> RowQuery:
-    """Return the query for rows whose columns are all in one table.
+def _table_sql(query: RowQuery) -> str:
+    """Return the statement for rows whose columns are all in one table.
 
     PostgreSQL encodes the rows as JSON, since a timestamp or a numeric column has no
     other representation that every peer can read.
     """
-    token, order, bounds = id_expressions(identifier(parts.id_column), parts.negative)
+    ids = query.ids
+    token, order, bounds = id_expressions(identifier(ids.id_column), query.negative)
     writer = "TRUE"
-    if parts.writer_column is not None:
-        writer = f"{identifier(parts.writer_column)} = %(instance_name)s"
-    return RowQuery(
-        f"""
-        SELECT {token}, {parts.row_expression}
-        FROM {identifier(parts.table)} AS {parts.alias}
+    if ids.writer_column is not None:
+        writer = f"{identifier(ids.writer_column)} = %(instance_name)s"
+    return f"""
+        SELECT {token}, {query.row_expression}
+        FROM {identifier(ids.table)} AS {query.alias}
         WHERE {writer} AND {bounds}
         ORDER BY {order}
         FETCH FIRST %(limit)s ROWS WITH TIES
-        """,
-        parts,
-        distinct,
-    )
+        """
 
 
 def declared_query(declaration: TableStream) -> RowQuery:
     """Return the query for the rows of a declared stream."""
-    return _query_of_one_table(
-        RowQueryParts(
-            table=declaration.table,
-            alias="source",
-            id_column=declaration.id_column,
-            writer_column=declaration.writer_column,
-            columns=tuple(
-                # A column without a declared type may have any value, so it is encoded
-                # as JSON.
-                f"to_json({identifier(name)})" if type_ is Any else identifier(name)
-                for name, type_ in declaration.columns
-            ),
-            negative=declaration.negative,
-        )
+    (ids,) = declaration.id_columns
+    columns = tuple(
+        # A column without a declared type may have any value, so it is encoded as JSON.
+        f"to_json({identifier(name)})" if type_ is Any else identifier(name)
+        for name, type_ in declaration.columns
     )
+    return RowQuery(ids=ids, columns=columns, negative=declaration.negative)
 
 
 def declared_insert(declaration: TableStream) -> str:
@@ -192,9 +174,7 @@ _LIST = (
     "THEN ARRAY(SELECT jsonb_array_elements_text(to_jsonb({0}))) END"
 )
 
-#: The tables with ids of events. The database does not store when an event stops being
-#: an outlier.
-_EVENT_TABLES = frozenset({"events", "ex_outlier_stream"})
+#: The columns of an event. The database does not store when it stops being an outlier.
 _OF_EVENT = "event_id, room_id, type, outlier"
 
 _ABOUT_EVENT = (
@@ -206,63 +186,51 @@ _ABOUT_EVENT = (
 )
 
 
-#: For a table other than ``events``: its alias, the column that identifies the event,
-#: and the join with ``events``.
-_JOINED_EVENT = (
-    "page",
-    "event_id",
-    f"""JOIN LATERAL (
+#: For a table other than ``events``: the join with it.
+_JOINED_EVENT = f"""JOIN LATERAL (
             SELECT {_OF_EVENT} FROM events WHERE event_id = page.event_id LIMIT 1
-        ) AS e ON TRUE""",
-)
+        ) AS e ON TRUE"""
 
 
-def _event_query(parts: RowQueryParts) -> RowQuery:
-    """Return a query that selects a page of event ids, then joins the events' details.
+def _event_sql(query: RowQuery) -> str:
+    """Return a statement that selects a page of event ids, then joins their details.
 
     The record of a deleted event has ``NULL`` instead of a row, so that the end of the
-    page is known nevertheless.
-
-    :param parts: a table with ``event_id``, ``instance_name`` and the id column.
+    page is known nevertheless. The table has the columns ``event_id`` and
+    ``instance_name``.
     """
-    token, order, bounds = id_expressions(parts.id_column, parts.negative)
-    alias, event_columns, event = "e", _OF_EVENT, ""
-    if parts.table != "events":
-        alias, event_columns, event = _JOINED_EVENT
-    parts = replace(parts, alias=alias, joined=event, details=_ABOUT_EVENT)
-    return RowQuery(
-        f"""
-        SELECT {alias}.token,
-            CASE WHEN e.event_id IS NOT NULL THEN {parts.row_expression} END
+    token, order, bounds = id_expressions(query.ids.id_column, query.negative)
+    event_columns = "event_id" if query.joined else _OF_EVENT
+    return f"""
+        SELECT {query.alias}.token,
+            CASE WHEN e.event_id IS NOT NULL THEN {query.row_expression} END
         FROM (
             SELECT {token} AS token, {event_columns}
-            FROM {parts.table}
+            FROM {query.ids.table}
             WHERE instance_name = %(instance_name)s AND {bounds}
             ORDER BY {order}
             FETCH FIRST %(limit)s ROWS WITH TIES
-        ) AS {alias}
-        {event and "LEFT " + event}
-        {" ".join(detail.lookup for detail in _ABOUT_EVENT)}
-        ORDER BY {alias}.token
-        """,
-        parts,
-    )
+        ) AS {query.alias}
+        {query.joined and "LEFT " + query.joined}
+        {" ".join(detail.lookup for detail in query.details)}
+        ORDER BY {query.alias}.token
+        """
 
 
 def _query_of(stream: StandardStream, table: RowTable) -> RowQuery:
-    parts = RowQueryParts(
-        table=table.ids.table,
-        alias="source",
-        id_column=table.ids.id_column,
-        writer_column=table.ids.writer_column,
+    query = RowQuery(
+        ids=table.ids,
         columns=tuple(map(_expression, table.columns)),
         kind=table.kind,
         written_ms_column=table.written_ms,
         negative=stream.negative,
+        distinct=table.distinct,
     )
-    if parts.table in _EVENT_TABLES:
-        return _event_query(parts)
-    return _query_of_one_table(parts, distinct=table.distinct)
+    if table.ids.table == "events":
+        return replace(query, alias="e", details=_ABOUT_EVENT)
+    if table.ids.table == "ex_outlier_stream":
+        return replace(query, alias="page", joined=_JOINED_EVENT, details=_ABOUT_EVENT)
+    return query
 
 
 def _expression(column: str) -> str:

@@ -14,7 +14,6 @@ from synapse_replication.storage.database import Transaction
 from synapse_replication.storage.id_streams import row_stream_of
 from synapse_replication.storage.row_pages import query_page
 from synapse_replication.storage.row_queries import STANDARD_QUERIES
-from synapse_replication.streams.id_column import IdColumn
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS
 from synapse_replication.streams.stream import StreamUpdateResult
 from synapse_replication.testing.servers import shared_postgres
@@ -54,15 +53,10 @@ class StandardQueriesTests(SynchronousTestCase):
     def test_tables_of_ids(self) -> None:
         """The rows are read from those tables in which their ids are checked."""
         for name, found in STANDARD_QUERIES.items():
-            tables = {
-                IdColumn(
-                    each.parts.table, each.parts.id_column, each.parts.writer_column
-                )
-                for each in found
-            }
+            tables = {each.ids for each in found}
             stream = row_stream_of(STANDARD_STREAMS[name], ())
             self.assertEqual(tables, set(stream.tables), name)
-            signs = {each.parts.negative for each in found}
+            signs = {each.negative for each in found}
             self.assertEqual(signs, {stream.negative}, name)
 
     def test_rows_are_as_on_the_wire(self) -> None:

@@ -149,7 +149,7 @@ def adbc_to_parquet(settings: PipelineSettings) -> int:
         table
         for part in _parts(settings)
         for query in part.queries
-        for table in (query.parts.table, *(d.table for d in query.parts.details))
+        for table in (query.rows.ids.table, *(d.table for d in query.rows.details))
     }
     rows = 0
     with (

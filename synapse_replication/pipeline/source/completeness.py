@@ -41,7 +41,6 @@ from synapse_replication.pipeline.source.ranges import AvailableQuery, Selection
 from synapse_replication.storage import queries
 from synapse_replication.storage.id_streams import exists, read_sequence, read_writers
 from synapse_replication.storage.row_queries import RowQuery
-from synapse_replication.streams.id_column import IdColumn
 
 #: How long to wait for transactions that write ``caches``, in s.
 LOCK_PATIENCE = 5.0
@@ -53,9 +52,9 @@ def find_available_queries(
 ) -> dict[str, tuple[AvailableQuery, ...]]:
     """Look up each stream's tables, columns and indexes in the system catalogue."""
     streams = list(streams)
-    queried = [query.parts for stream in streams for query in stream.queries]
-    tables = {parts.table for parts in queried}
-    tables |= {detail.table for parts in queried for detail in parts.details}
+    queried = [query for stream in streams for query in stream.queries]
+    tables = {query.ids.table for query in queried}
+    tables |= {detail.table for query in queried for detail in query.details}
     names = {queries.identifier(table): table for table in tables}
     txn.execute(queries.SQL["tables"], (list(names),))
     found = {names[n]: (columns, indexes) for n, columns, indexes in txn.fetchall()}
@@ -63,7 +62,7 @@ def find_available_queries(
         stream.name: tuple(
             _available(query, found)
             for query in stream.queries
-            if query.parts.table in found
+            if query.ids.table in found
         )
         for stream in streams
     }
@@ -74,24 +73,23 @@ def _available(query: RowQuery, tables: Mapping[str, Any]) -> AvailableQuery:
 
     :param tables: the columns and the indexes of each table.
     """
-    parts = query.parts
-    columns, indexes = tables[parts.table]
-    by_id = any(index["columns"][:1] == [parts.id_column] for index in indexes)
-    by_writer = not by_id and parts.writer_column is not None
+    ids = query.ids
+    columns, indexes = tables[ids.table]
+    by_id = any(index["columns"][:1] == [ids.id_column] for index in indexes)
+    by_writer = not by_id and ids.writer_column is not None
     by_writer &= any(
-        index["columns"][:2] == [parts.writer_column, parts.id_column]
-        for index in indexes
+        index["columns"][:2] == [ids.writer_column, ids.id_column] for index in indexes
     )
     return AvailableQuery(
         query,
-        has_written=parts.written_ms_column in columns,
+        has_written=query.written_ms_column in columns,
         by_id=by_id,
         by_writer=by_writer,
-        nullable=by_writer and columns[parts.writer_column],
+        nullable=by_writer and columns[ids.writer_column],
         joinable=all(
             {"is_unique": True, "columns": ["event_id"]}
             in tables.get(detail.table, ({}, ()))[1]
-            for detail in parts.details
+            for detail in query.details
         ),
     )
 
@@ -160,11 +158,10 @@ class CompletenessReader:
     def _without_positions(self, txn: cursor, selection: Selection) -> StreamOffset:
         stream = selection.stream
         greatest = 0
-        for parts in (query.parts for query in selection.queries):
-            column = IdColumn(parts.table, parts.id_column, parts.writer_column)
-            txn.execute(queries.for_table("greatest_id", column, parts.negative))
+        for rows in (query.rows for query in selection.queries):
+            txn.execute(queries.for_table("greatest_id", rows.ids, rows.negative))
             ((id_,),) = txn.fetchall()
-            greatest = max(greatest, (id_ or 0) * (-1 if parts.negative else 1))
+            greatest = max(greatest, (id_ or 0) * (-1 if rows.negative else 1))
         if greatest and self.continuous:
             raise PipelineError(
                 f"stream {stream.name} has rows up to {greatest}, but nothing in "
@@ -211,7 +208,5 @@ def find_writers(txn: cursor, selection: Selection) -> set[str]:
     writers: set[str] = set()
     for query in selection.queries:
         if query.by_writer:
-            parts = query.parts
-            column = IdColumn(parts.table, parts.id_column, parts.writer_column)
-            writers.update(read_writers(txn, column))
+            writers.update(read_writers(txn, query.rows.ids))
     return writers

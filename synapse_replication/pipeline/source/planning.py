@@ -143,7 +143,7 @@ class Planner:
                 sole = self._sole_writer(txn, stream)
                 selections.append(Selection(stream, available[stream.name], sole))
             elif requested is not None:
-                tables = ", ".join(query.parts.table for query in stream.queries)
+                tables = ", ".join(query.ids.table for query in stream.queries)
                 raise PipelineError(
                     f"stream {stream.name}: the database has no table {tables}; omit "
                     "the stream from the option streams, or read another database"

@@ -15,7 +15,7 @@ from synapse_replication.pipeline.source.catalog import CatalogStream
 from synapse_replication.pipeline.source.offsets import StreamOffset
 from synapse_replication.pipeline.tables import KIND, TYPES, Column
 from synapse_replication.storage.queries import identifier, literal
-from synapse_replication.storage.row_queries import RowQuery, RowQueryParts
+from synapse_replication.storage.row_queries import RowQuery
 
 #: The minimum number of ids in a part for which details (columns of further tables) are
 #: joined. For a smaller part, they are looked up row by row. In a part of this size, up
@@ -33,6 +33,7 @@ class AvailableQuery:
 
     An older database may lack the column or the indexes.
 
+    :ivar rows: the query.
     :ivar has_written: whether the table has a column for the time of writing.
     :ivar by_id: whether it has an index that begins with the id.
     :ivar by_writer: whether it has only an index on writer and id. Its writers are
@@ -42,17 +43,12 @@ class AvailableQuery:
         rows) have a unique index on their key.
     """
 
-    query: RowQuery
+    rows: RowQuery
     has_written: bool = False
     by_id: bool = False
     by_writer: bool = False
     nullable: bool = False
     joinable: bool = False
-
-    @property
-    def parts(self) -> RowQueryParts:
-        """The parts of the query."""
-        return self.query.parts
 
 
 @attrs.frozen
@@ -122,7 +118,7 @@ class Part(Selection):
     def joins_details(self) -> bool:
         """Whether joining details is faster than looking them up row by row."""
         return self.size >= IDS_TO_JOIN and any(
-            query.parts.details for query in self.stream.queries
+            query.details for query in self.stream.queries
         )
 
     @property
@@ -155,17 +151,17 @@ def range_sql(part: Part) -> str:
     plain: list[str] = []
     distinct: list[str] = []
     for query_index, query in enumerate(part.queries):
-        distinct_rows = query.query.distinct
+        distinct_rows = query.rows.distinct
         of_query = stream.table.columns if distinct_rows else columns
         select = _select(part, query, of_query, query_index)
         if of_query:
             joins = part.joins_details and query.joinable
-            details = (d.join if joins else d.lookup for d in query.parts.details)
+            details = (d.join if joins else d.lookup for d in query.rows.details)
             select += f" {' '.join(details)}"
         # If each query is sorted by the index, the final sort is incremental.
         order = ""
-        if not query.parts.negative and not part.joins_details:
-            order = f" ORDER BY {_column(query, query.parts.id_column)}"
+        if not query.rows.negative and not part.joins_details:
+            order = f" ORDER BY {_column(query, query.rows.ids.id_column)}"
         (distinct if distinct_rows else plain).extend(
             f"{select} WHERE {condition}{order}"
             for condition in _conditions(part, query)
@@ -197,14 +193,14 @@ def range_sql(part: Part) -> str:
 def _select(
     part: Part, query: AvailableQuery, columns: Sequence[Column], query_index: int
 ) -> str:
-    parts = query.parts
+    rows = query.rows
     written = "NULL::bigint"
-    if parts.written_ms_column is not None and query.has_written:
-        written = f"{_column(query, parts.written_ms_column)} * 1000"
-    names = dict(part.stream.table.kinds)[parts.kind]
-    found = dict(zip(names, parts.columns, strict=True))
-    if parts.kind is not None:
-        found[KIND] = literal(parts.kind)
+    if rows.written_ms_column is not None and query.has_written:
+        written = f"{_column(query, rows.written_ms_column)} * 1000"
+    names = dict(part.stream.table.kinds)[rows.kind]
+    found = dict(zip(names, rows.columns, strict=True))
+    if rows.kind is not None:
+        found[KIND] = literal(rows.kind)
     values = "".join(
         f", {_typed(found.get(column.name, 'NULL'), column)}" for column in columns
     )
@@ -213,7 +209,7 @@ def _select(
         f"coalesce({_writer(query)}, {literal(part.sole_writer)}) AS instance_name, "
         f"{written} AS written_us, "
         f"{query_index} AS query_index{values} "
-        f"FROM {identifier(parts.table)} AS {parts.alias} {parts.joined}"
+        f"FROM {identifier(rows.ids.table)} AS {rows.alias} {rows.joined}"
     )
 
 
@@ -233,16 +229,16 @@ def _sort_key(column: Column) -> str:
 
 
 def _column(query: AvailableQuery, column: str) -> str:
-    return f"{query.parts.alias}.{identifier(column)}"
+    return f"{query.rows.alias}.{identifier(column)}"
 
 
 def _token(query: AvailableQuery) -> str:
-    sign = "-" if query.parts.negative else ""
-    return sign + _column(query, query.parts.id_column)
+    sign = "-" if query.rows.negative else ""
+    return sign + _column(query, query.rows.ids.id_column)
 
 
 def _writer(query: AvailableQuery) -> str:
-    column = query.parts.writer_column
+    column = query.rows.ids.writer_column
     return "NULL::text" if column is None else _column(query, column)
 
 
@@ -252,14 +248,14 @@ def _conditions(part: Part, query: AvailableQuery) -> list[str]:
     Each row matches one of them. If rows may have no writer, there are two: the server
     could not use the index for their disjunction.
     """
-    parts = query.parts
-    if parts.writer_column is None and part.start.minimum >= part.end.minimum:
+    rows = query.rows
+    if rows.ids.writer_column is None and part.start.minimum >= part.end.minimum:
         return ["FALSE"]
-    id_ = _column(query, parts.id_column)
+    id_ = _column(query, rows.ids.id_column)
     token, writer = _token(query), _writer(query)
     conditions = (
         [f"{id_} < {-part.low}", f"{id_} >= {-part.high}"]
-        if parts.negative
+        if rows.negative
         else [f"{id_} > {part.low}", f"{id_} <= {part.high}"]
     )
     if part.low < part.start.furthest:
@@ -305,12 +301,12 @@ def ids_sql(
 
     :param last: whether to return the greatest token first.
     """
-    parts = query.parts
-    order = "DESC" if last is not parts.negative else "ASC"
-    end = f"ORDER BY {_column(query, parts.id_column)} {order} LIMIT {limit}"
+    rows = query.rows
+    order = "DESC" if last is not rows.negative else "ASC"
+    end = f"ORDER BY {_column(query, rows.ids.id_column)} {order} LIMIT {limit}"
     return " UNION ALL ".join(
         f"(SELECT {_token(query)}::bigint AS stream_id "
-        f"FROM {identifier(parts.table)} AS {parts.alias} "
+        f"FROM {identifier(rows.ids.table)} AS {rows.alias} "
         f"WHERE {condition} {end})"
         for condition in _conditions(part, query)
     )

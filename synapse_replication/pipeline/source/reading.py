@@ -175,8 +175,8 @@ def _explain(conninfo: Mapping[str, Any], part: Part) -> SkippedId | None:
         if not isinstance(error.__cause__, psycopg2.DataError):
             raise
         tables = " or ".join(
-            f"{query.parts.table}.{query.parts.id_column} = "
-            f"{-part.high if query.parts.negative else part.high}"
+            f"{query.rows.ids.table}.{query.rows.ids.id_column} = "
+            f"{-part.high if query.rows.negative else part.high}"
             for query in part.queries
         )
         reason = excerpt(error.__cause__.diag.message_primary or "")

@@ -6,6 +6,7 @@ PostgreSQL accepts each value. All rows are read in this process, without Spark.
 from __future__ import annotations
 
 import io
+import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -27,7 +28,7 @@ from synapse_replication.pipeline.archive.job import (
 from synapse_replication.pipeline.archive.store import open_store
 from synapse_replication.pipeline.settings import settings_of_dsn
 from synapse_replication.pipeline.tables import standard_tables
-from synapse_replication.storage.row_queries import STANDARD_QUERIES, RowQueryParts
+from synapse_replication.storage.row_queries import STANDARD_QUERIES, RowQuery
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS
 from synapse_replication.testing.servers import shared_postgres
 from tests.pipeline.archives import keys_of
@@ -89,7 +90,7 @@ class _Case:
     """A row with one unusual value, in its own table or in one that it refers to."""
 
     stream: str
-    parts: RowQueryParts
+    query: RowQuery
     table: str
     column: str
     type_: str
@@ -98,15 +99,15 @@ class _Case:
     @property
     def is_refused(self) -> bool:
         """Whether PostgreSQL cannot convert the value to what the archive stores."""
-        times = [name for name in self.parts.columns if name.endswith("_ts")]
-        converted = {*times, self.parts.written_ms_column, "data"}
+        times = [name for name in self.query.columns if name.endswith("_ts")]
+        converted = {*times, self.query.written_ms_column, "data"}
         return self.column in converted and not _POISON[self.type_][self.value]
 
     @property
     def archived(self) -> tuple[str, Any] | None:
         """The archive's column and value; ``None`` if it stores none, or a time."""
-        names = dict(standard_tables()[self.stream].kinds)[self.parts.kind]
-        aliases = {detail.table: detail.alias for detail in self.parts.details}
+        names = dict(standard_tables()[self.stream].kinds)[self.query.kind]
+        aliases = {detail.table: detail.alias for detail in self.query.details}
         forms = (
             self.column,
             f"{aliases.get(self.table, 'e')}.{self.column}",
@@ -114,7 +115,7 @@ class _Case:
             f"to_jsonb({self.column})",
         )
         is_list = self.type_ in ("_text", "jsonb")
-        for name, expression in zip(names, self.parts.columns, strict=True):
+        for name, expression in zip(names, self.query.columns, strict=True):
             if expression in forms or (is_list and forms[-1] in expression):
                 lists = _POISON[self.type_]
                 return name, lists[self.value] if is_list else self.value
@@ -139,13 +140,11 @@ class PoisonRowTests(SynchronousTestCase):
             "CREATE TABLE stream_positions "
             "(stream_name text, instance_name text, stream_id bigint)"
         )
-        for parts in (
-            each.parts for queries in STANDARD_QUERIES.values() for each in queries
-        ):
-            if parts.written_ms_column is not None:
+        for query in itertools.chain(*STANDARD_QUERIES.values()):
+            if query.written_ms_column is not None:
                 self.cursor.execute(
-                    f"ALTER TABLE {parts.table} "
-                    f"ADD COLUMN IF NOT EXISTS {parts.written_ms_column} bigint"
+                    f"ALTER TABLE {query.ids.table} "
+                    f"ADD COLUMN IF NOT EXISTS {query.written_ms_column} bigint"
                 )
         self.cursor.execute(
             "SELECT table_name, column_name, udt_name FROM information_schema.columns "
@@ -155,36 +154,36 @@ class PoisonRowTests(SynchronousTestCase):
         for table, column, type_ in self.cursor.fetchall():
             self.types.setdefault(table, {})[column] = type_
 
-    def tables_of(self, parts: RowQueryParts) -> list[str]:
+    def tables_of(self, query: RowQuery) -> list[str]:
         """Return the tables with the columns of a query's rows, its own one first."""
-        events = ["events"] if parts.joined else []
-        return [parts.table, *events, *(detail.table for detail in parts.details)]
+        events = ["events"] if query.joined else []
+        return [query.ids.table, *events, *(detail.table for detail in query.details)]
 
     def cases(self) -> Iterator[_Case]:
         for stream, queries in STANDARD_QUERIES.items():
-            for parts in (query.parts for query in queries):
-                keys = {parts.id_column, "stream_ordering", "instance_name"}
-                if parts.details:
+            for query in queries:
+                keys = {query.ids.id_column, "stream_ordering", "instance_name"}
+                if query.details:
                     keys.add("event_id")
-                for table in self.tables_of(parts):
+                for table in self.tables_of(query):
                     for column, type_ in self.types[table].items():
                         if column not in keys:
                             for value in _POISON[type_]:
-                                yield _Case(stream, parts, table, column, type_, value)
+                                yield _Case(stream, query, table, column, type_, value)
 
-    def add(self, parts: RowQueryParts, id_: int, case: _Case | None = None) -> None:
+    def add(self, query: RowQuery, id_: int, case: _Case | None = None) -> None:
         """Write a row, and the rows of other tables about the same event."""
-        id_ = -id_ if parts.negative else id_
-        for table in self.tables_of(parts):
+        id_ = -id_ if query.negative else id_
+        for table in self.tables_of(query):
             row: dict[str, Any] = {
                 column: _USUAL.get(type_)
                 for column, type_ in self.types[table].items()
                 if column not in ("stream_ordering", "instance_name")
             }
-            if parts.details:
-                row["event_id"] = f"${parts.table}{id_}"
-            if table == parts.table:
-                row |= {parts.id_column: id_, "instance_name": "w1"}
+            if query.details:
+                row["event_id"] = f"${query.ids.table}{id_}"
+            if table == query.ids.table:
+                row |= {query.ids.id_column: id_, "instance_name": "w1"}
             if case is not None and table == case.table:
                 row[case.column] = case.value
             self.cursor.execute(
@@ -215,8 +214,8 @@ class PoisonRowTests(SynchronousTestCase):
             last[case.stream] += 2
             id_ = last[case.stream]
             cases[case.stream, id_] = case
-            self.add(case.parts, id_, case)
-            self.add(case.parts, id_ + 1)
+            self.add(case.query, id_, case)
+            self.add(case.query, id_ + 1)
             keys += [(case.stream, "w1", id_), (case.stream, "w1", id_ + 1)]
         for stream, id_ in last.items():
             standard = STANDARD_STREAMS[stream]
@@ -235,9 +234,9 @@ class PoisonRowTests(SynchronousTestCase):
             sorted(key for key in keys if (key[0], key[2]) not in refused),
         )
         for stream, id_ in refused:
-            parts = cases[stream, id_].parts
-            stored = -id_ if parts.negative else id_
-            named = f"{parts.table}.{parts.id_column} = {stored}"
+            query = cases[stream, id_].query
+            stored = -id_ if query.negative else id_
+            named = f"{query.ids.table}.{query.ids.id_column} = {stored}"
             self.assertIn(named, self.output.getvalue())
         self._check_values(cases)
         again = self.archive()

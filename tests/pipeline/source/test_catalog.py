@@ -39,7 +39,7 @@ class CatalogTests(SynchronousTestCase):
         self.assertEqual(orders.sequence, "orders_seq")
         self.assertTrue(orders.negative)
         self.assertEqual(orders.positions_name, "orders_stream")
-        self.assertEqual([q.parts.table for q in orders.queries], ["orders"])
+        self.assertEqual([q.ids.table for q in orders.queries], ["orders"])
 
     def test_several_rows_for_one(self) -> None:
         """

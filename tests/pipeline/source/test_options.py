@@ -118,7 +118,7 @@ class SourceOptionsTests(SynchronousTestCase):
         )
         (query,) = orders.queries
         self.assertEqual(
-            (query.parts.table, query.parts.id_column, query.parts.writer_column),
+            (query.ids.table, query.ids.id_column, query.ids.writer_column),
             ("shop.orders", "id", "writer"),
         )
 
