@@ -18,15 +18,8 @@ from typing import Annotated, Any
 
 from msgspec import Meta, field
 
+from synapse_replication.config import sections
 from synapse_replication.config.own_section import OwnSection
-from synapse_replication.config.sections import (
-    InvalidValueError,
-    Port,
-    Secret,
-    Section,
-    StrictSection,
-    not_empty,
-)
 from synapse_replication.config.yaml_files import did_you_mean, hint_for
 from synapse_replication.http.location import InstanceLocation
 
@@ -36,7 +29,7 @@ OUR_RESOURCES = ("health", "metrics", "replication")
 LISTENER_TYPES = ("http", "metrics", "replication", "manhole")
 
 
-class DatabaseSection(Section, frozen=True):
+class DatabaseSection(sections.Section, frozen=True):
     """The homeserver's database.
 
     :ivar name: driver. Streams in a database can be replicated only if the database is
@@ -50,7 +43,7 @@ class DatabaseSection(Section, frozen=True):
     args: dict[str, Any] = field(default_factory=dict)
 
 
-class SentinelSection(StrictSection, frozen=True):
+class SentinelSection(sections.StrictSection, frozen=True):
     """Sentinels that know the host and port of the Redis master.
 
     :ivar master: name by which the Sentinels know the master.
@@ -61,13 +54,13 @@ class SentinelSection(StrictSection, frozen=True):
     """
 
     master: Annotated[str, Meta(pattern=r"^\S+\Z")]
-    sentinels: Annotated[list[str], not_empty]
+    sentinels: Annotated[list[str], sections.not_empty]
     username: str | None = None
-    password: Secret | None = None
+    password: sections.Secret | None = None
     password_path: str | None = None
 
 
-class RedisSection(Section, frozen=True):
+class RedisSection(sections.Section, frozen=True):
     """The Redis server over which instances replicate.
 
     :ivar enabled: whether to replicate over Redis instead of direct TCP.
@@ -90,10 +83,10 @@ class RedisSection(Section, frozen=True):
 
     enabled: bool = False
     host: str = "localhost"
-    port: Port = 6379
+    port: sections.Port = 6379
     path: str | None = None
     username: str | None = None
-    password: Secret | None = None
+    password: sections.Secret | None = None
     password_path: str | None = None
     dbid: Annotated[int, Meta(ge=0)] | None = None
     use_tls: bool = False
@@ -105,13 +98,13 @@ class RedisSection(Section, frozen=True):
 
     def __post_init__(self) -> None:
         if (self.certificate_file is None) != (self.private_key_file is None):
-            raise InvalidValueError(
+            raise sections.InvalidValueError(
                 "a client certificate needs its private key",
                 "write both certificate_file and private_key_file, or neither",
             )
 
 
-class InstanceSection(InstanceLocation, Section, frozen=True):
+class InstanceSection(InstanceLocation, sections.Section, frozen=True):
     """The address at which an instance serves HTTP replication.
 
     :ivar host: host of the instance.
@@ -120,22 +113,22 @@ class InstanceSection(InstanceLocation, Section, frozen=True):
     :ivar path: Unix socket, instead of ``host`` and ``port``.
     """
 
-    port: Port | None = None
+    port: sections.Port | None = None
 
     def __post_init__(self) -> None:
         if self.path is None and (self.host is None or self.port is None):
-            raise InvalidValueError(
+            raise sections.InvalidValueError(
                 "the address of the process is missing",
                 "write host and port, or path (of a Unix socket)",
             )
         if self.path is not None and (self.host or self.port):
-            raise InvalidValueError(
+            raise sections.InvalidValueError(
                 "it has both a path and a host or port",
                 "write either path, or host and port",
             )
 
 
-class ResourceSection(Section, frozen=True):
+class ResourceSection(sections.Section, frozen=True):
     """One entry of ``resources``.
 
     :ivar names: ``replication``, ``health``, ``metrics``; other resources of Synapse
@@ -148,12 +141,12 @@ class ResourceSection(Section, frozen=True):
         for name in self.names:
             meant = did_you_mean(name, OUR_RESOURCES)
             if name not in OUR_RESOURCES and meant is not None:
-                raise InvalidValueError(
+                raise sections.InvalidValueError(
                     f"{name!r} is not a resource", f"did you mean {meant!r}?"
                 )
 
 
-class ListenerSection(Section, frozen=True):
+class ListenerSection(sections.Section, frozen=True):
     """One listener of a process.
 
     :ivar type: ``http``, ``metrics`` (an HTTP listener that serves only metrics and the
@@ -167,7 +160,7 @@ class ListenerSection(Section, frozen=True):
     """
 
     type: str
-    port: Port | None = None
+    port: sections.Port | None = None
     path: str | None = None
     bind_addresses: list[str] | None = None
     bind_address: str | None = None
@@ -176,12 +169,12 @@ class ListenerSection(Section, frozen=True):
 
     def __post_init__(self) -> None:
         if self.type not in LISTENER_TYPES:
-            raise InvalidValueError(
+            raise sections.InvalidValueError(
                 f"{self.type!r} is not a type of listener",
                 hint_for(self.type, LISTENER_TYPES),
             )
         if (self.port is None) == (self.path is None):
-            raise InvalidValueError(
+            raise sections.InvalidValueError(
                 "a listener needs either a port or a path",
                 "write port: 9093, or path: /run/synapse/main.sock",
             )
@@ -202,7 +195,7 @@ class ListenerSection(Section, frozen=True):
         return frozenset(names.intersection(OUR_RESOURCES))
 
 
-class SharedFile(Section, frozen=True):
+class SharedFile(sections.Section, frozen=True):
     """All keys that this package reads, merged from all files.
 
     :ivar server_name: name of the homeserver; also the name of the main Redis channel.
@@ -245,8 +238,8 @@ class SharedFile(Section, frozen=True):
     worker_app: str | None = None
     worker_listeners: list[ListenerSection] = field(default_factory=list)
     worker_replication_host: str | None = None
-    worker_replication_port: Port | None = None
-    worker_replication_secret: Secret | None = None
+    worker_replication_port: sections.Port | None = None
+    worker_replication_secret: sections.Secret | None = None
     worker_replication_secret_path: str | None = None
     tls_certificate_path: str | None = None
     tls_private_key_path: str | None = None
