@@ -33,8 +33,6 @@ from twisted.web.resource import IResource, Resource
 from twisted.web.server import Request, Site
 from typing_extensions import override
 
-#: The default for the most connections that a listener has open at a time.
-MAX_CONNECTIONS: Final = 500
 #: How long a connection may be idle, in s. Peers close their connections earlier.
 _IDLE_TIMEOUT: Final = 300
 #: The time that a client has to read a 413 response before its connection is closed, in
@@ -198,10 +196,9 @@ class BoundedSite(Site):
     """A site that refuses bodies and unknown hosts, and limits its connections.
 
     :param hosts: the host names that it serves, in addition to addresses; see
-        :func:`served_hosts`. ``None`` for any.
+        :func:`served_hosts`.
     :param guarded: the beginning of the paths that require a secret, for which the host
         is not checked; ``None`` if there are none.
-    :param timeout: how long a connection may be idle, in s.
     :param max_connections: the most connections that are open at a time.
     :param refused: called with a status and the reason for each refused request, and
         for each connection that is refused because all others are busy.
@@ -210,14 +207,13 @@ class BoundedSite(Site):
     def __init__(
         self,
         root: IResource,
-        hosts: frozenset[str] | None = None,
+        hosts: frozenset[str],
         *,
-        guarded: bytes | None = None,
-        timeout: float = _IDLE_TIMEOUT,
-        max_connections: int = MAX_CONNECTIONS,
-        refused: Callable[[int, str], object] = lambda status, why: None,
+        guarded: bytes | None,
+        max_connections: int,
+        refused: Callable[[int, str], object],
     ) -> None:
-        super().__init__(root, timeout=timeout)  # type: ignore[no-untyped-call]
+        super().__init__(root, timeout=_IDLE_TIMEOUT)  # type: ignore[no-untyped-call]
         self._hosts = hosts
         self._max_connections = max_connections
         self._guarded = guarded
@@ -289,8 +285,7 @@ class BoundedSite(Site):
     def _serves(self, request: Any) -> bool:
         path = request.path
         if (
-            self._hosts is None
-            or path in _PUBLIC_PATHS
+            path in _PUBLIC_PATHS
             or (self._guarded is not None and path.startswith(self._guarded))
             # A web page cannot connect to a Unix socket.
             or isinstance(request.getHost(), UNIXAddress)

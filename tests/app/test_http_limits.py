@@ -57,7 +57,6 @@ class SiteTestCase(SynchronousTestCase):
         self.site = BoundedSite(
             root,
             served_hosts(["10.0.0.1"], ["writer1.local"]),
-            timeout=60,
             max_connections=3,
             guarded=b"/rows/",
             refused=lambda status, why: self.refused.append(status),
@@ -325,8 +324,8 @@ class RealSocketTests(TestCase):
         refused: list[int] = []
         site = BoundedSite(
             root,
-            None,
-            timeout=60,
+            served_hosts(["127.0.0.1"], []),
+            guarded=None,
             max_connections=100,
             refused=lambda status, why: refused.append(status),
         )

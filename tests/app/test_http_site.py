@@ -11,7 +11,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from twisted.web.resource import Resource
 from twisted.web.static import Data
 
-from synapse_replication.app.http_limits import BoundedSite
+from synapse_replication.app.http_limits import BoundedSite, served_hosts
 from synapse_replication.app.http_site import make_root
 from synapse_replication.instrumentation.status.model import decode_status
 from synapse_replication.instrumentation.status.observer import StatusObserver
@@ -24,7 +24,11 @@ class MakeRootTests(SynchronousTestCase):
         replication: Resource = Data(b"rows", "text/plain")
         status = StatusObserver("x.test", "me")
         site = BoundedSite(
-            make_root(frozenset(names), registry, status.snapshot, replication)
+            make_root(frozenset(names), registry, status.snapshot, replication),
+            served_hosts(["process"], []),
+            guarded=None,
+            max_connections=1,
+            refused=lambda status, why: self.fail(why),
         )
         http: Any = StubTreq(site.resource)
         response = self.successResultOf(http.get(f"http://process{path}"))

@@ -18,7 +18,7 @@ from twisted.internet.task import Clock
 from twisted.internet.threads import blockingCallFromThread, deferToThread
 from twisted.trial.unittest import TestCase
 
-from synapse_replication.app.http_limits import BoundedSite
+from synapse_replication.app.http_limits import BoundedSite, served_hosts
 from synapse_replication.app.http_site import make_root
 from synapse_replication.app.status_page import MOST_SHOWN
 from synapse_replication.handlers.events import CatchUpEvent, CatchUpPage, PeerHeartbeat
@@ -54,7 +54,11 @@ class StatusPageTests(TestCase):
                 frozenset({"metrics"}),
                 CollectorRegistry(),
                 lambda: self.observer.snapshot(),
-            )
+            ),
+            served_hosts(["127.0.0.1"], []),
+            guarded=None,
+            max_connections=100,
+            refused=lambda status, why: None,
         )
         self.port = reactor.listenTCP(0, site, interface="127.0.0.1")
 
