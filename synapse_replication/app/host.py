@@ -157,8 +157,6 @@ class StandaloneHost:
         does not subscribe to ``USER_IP``.
     :ivar fetch_from_writer: returns, for the name of a stream held in memory, a
         function that requests its rows from their writers over HTTP, with retries.
-    :param largest_token: returns the last id that a stream's sequence allocated;
-        ``None`` without a database.
     """
 
     identity: Identity
@@ -167,7 +165,6 @@ class StandaloneHost:
     hooks: ReplicationHooks
     _stores_user_ips: bool = False
     fetch_from_writer: Callable[[str], UpdateFunction] = _fail_without_client
-    _largest_token: LargestToken | None = None
     run_as_background_process: BackgroundProcesses = attrs.field(init=False)
     streams: StreamTable = attrs.field(factory=StreamTable, init=False)
     outgoing: CommandsOut = attrs.field(factory=CommandsOut, init=False)
@@ -180,13 +177,14 @@ class StandaloneHost:
         self.run_as_background_process = BackgroundProcesses(self.observer)
         self.commands = SyncingUsers(own=self.outgoing.syncing_users)
 
-    def set_sink(self, sink: RowSink) -> None:
-        """Set the sink to which received rows are delivered."""
+    def set_sink(self, sink: RowSink, largest_token: LargestToken | None) -> None:
+        """Set the sink to which received rows are delivered.
+
+        :param largest_token: see :class:`.ReplicationDataHandler`.
+        """
+        streams = self.streams.get_streams()
         self.rows = ReplicationDataHandler(
-            self.streams.get_streams(),
-            sink,
-            self.clock,
-            largest_token=self._largest_token,
+            streams, sink, self.clock, largest_token=largest_token
         )
         self.notifier.add_replication_callback(self.rows.own_rows_written)
 

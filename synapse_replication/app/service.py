@@ -32,7 +32,7 @@ from typing_extensions import override
 from synapse_replication.app.host import PositionsOnlySink, StandaloneHost
 from synapse_replication.app.modules import add_service, check_sink, load_factories
 from synapse_replication.app.observers import ProcessObservers
-from synapse_replication.app.stream_setup import StreamSetup, largest_token_of
+from synapse_replication.app.stream_setup import StreamSetup
 from synapse_replication.config.listener_safety import Listener
 from synapse_replication.config.process import ProcessConfig
 from synapse_replication.config.redis import explained_redis_files
@@ -228,7 +228,6 @@ class Replication(Service):
             lambda name: with_retries(
                 self._client.for_stream(name), self._clock, random.random
             ),
-            largest_token_of(options, self._database),
         )
         self.sink: RowSink = PositionsOnlySink() if sink is None else sink
         if command_sink is not None:
@@ -342,8 +341,8 @@ class Replication(Service):
             background = host.run_as_background_process
             self._stops.add("ending background work", background.wait)
         await self._lock_name()
-        self._add_sinks()
         setup = StreamSetup(options, host, self._database, self._reactor)
+        self._add_sinks(setup)
         await setup.add_streams(self.sink)
         if self._backlog is not None:
             for name, (start, token) in setup.empty_ranges.items():
@@ -440,11 +439,11 @@ class Replication(Service):
         if check is not None:
             self._stops.add("stopping the reads of positions", check.stop)
 
-    def _add_sinks(self) -> None:
+    def _add_sinks(self, setup: StreamSetup) -> None:
         host, sink = self.host, self.sink
         check_sink(sink, RowSink, self._options, "sink")
         check_sink(host.commands, CommandSink, self._options, "command_sink")
-        host.set_sink(sink)
+        host.set_sink(sink, setup.largest_token)
         self._observers.status.damage = getattr(sink, "damage", "")
         for each in (sink, host.commands):
             if isinstance(each, ClosableSink):

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import attrs
@@ -42,7 +42,7 @@ from synapse_replication.config.replication_options import (
     ReplicationOptions,
 )
 from synapse_replication.errors import RowDecodeError, StorageError
-from synapse_replication.handlers.data_handler import AdvancingStream, LargestToken
+from synapse_replication.handlers.data_handler import AdvancingStream
 from synapse_replication.handlers.events import RemovedWriterFound
 from synapse_replication.handlers.interfaces import PositionSink, RowSink
 from synapse_replication.handlers.timer import Backoff
@@ -99,6 +99,7 @@ class StreamSetup:
     _host: StandaloneHost
     _database: Database | None
     _reactor: IReactorFromThreads
+    _id_streams: Mapping[str, IdStream] = attrs.field(init=False)
     empty_ranges: dict[str, tuple[int, int]] = attrs.field(factory=dict, init=False)
     generators: dict[str, MultiWriterIdGenerator] = attrs.field(
         factory=dict, init=False
@@ -110,6 +111,24 @@ class StreamSetup:
     _stored: dict[str, dict[str, int]] = attrs.field(factory=dict, init=False)
     #: The tokens up to which rows of removed writers are skipped.
     _skipped: _Positions = attrs.field(factory=lambda: defaultdict(dict), init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._id_streams = self._options.id_streams
+
+    async def largest_token(self, stream_name: str) -> int | None:
+        """Return the last id that a stream's sequence allocated.
+
+        :return: the first id minus one if the sequence has allocated none; ``None`` if
+            the stream is not configured or has no sequence.
+        """
+        stream = self._id_streams.get(stream_name)
+        if stream is None:
+            return None
+        return await self._get_database().transact(
+            f"largest_token_{stream_name}",
+            lambda txn: read_sequence(txn, stream.sequence),
+            autocommit=True,
+        )
 
     async def add_streams(self, sink: RowSink) -> None:
         """Create the streams, and report their initial positions to the sink.
@@ -280,7 +299,7 @@ class StreamSetup:
     async def _make_ids(
         self, declared: StandardStream | TableStream
     ) -> tuple[ReaderIds, RemovedWriterFinder]:
-        stream = self._options.id_streams[declared.name]
+        stream = self._id_streams[declared.name]
         await self._get_database().transact(
             "tables_at_start", lambda txn: check_tables(txn, stream)
         )
@@ -435,7 +454,7 @@ class StreamSetup:
 
     async def _read_stored(self) -> None:
         """Read the stored positions; retry until database and table are available."""
-        streams = self._options.id_streams
+        streams = self._id_streams
         if not streams:
             return
 
@@ -483,31 +502,3 @@ def _explain(error: psycopg2.Error) -> str:
             "-c FILE"
         )
     return why
-
-
-def largest_token_of(
-    options: ReplicationOptions, database: Database | None
-) -> LargestToken | None:
-    """Return a function that returns the last id that a stream's sequence allocated.
-
-    Its result is the first id minus one if the sequence has allocated none, and
-    ``None`` if the stream is not configured or has no sequence.
-
-    :param database: ``None`` if the configuration needs none.
-    :return: ``None`` without a database.
-    """
-    if database is None:
-        return None
-    streams = options.id_streams
-
-    async def largest_token(stream_name: str) -> int | None:
-        stream = streams.get(stream_name)
-        if stream is None:
-            return None
-        return await database.transact(
-            f"largest_token_{stream_name}",
-            lambda txn: read_sequence(txn, stream.sequence),
-            autocommit=True,
-        )
-
-    return largest_token

@@ -72,7 +72,7 @@ class StandaloneHostTests(FilesMixin):
         host = self.make()
         stream = typing_stream()
         host.streams.add(stream, is_written_here=False)
-        host.set_sink(PositionsOnlySink())
+        host.set_sink(PositionsOnlySink(), None)
         host.rows.on_rdata("typing", "w", 5, [])
         self.assertEqual(stream.current_token("w"), 5)
         host.rows.on_position("typing", "w", 3)

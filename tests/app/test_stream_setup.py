@@ -17,7 +17,6 @@ from synapse_replication.app.host import PositionsOnlySink, StandaloneHost
 from synapse_replication.app.stream_setup import (
     OWN_ROWS_LOOK_BACK,
     StreamSetup,
-    largest_token_of,
 )
 from synapse_replication.config.process import ProcessConfig
 from synapse_replication.errors import CatchUpError, ConfigError
@@ -145,11 +144,10 @@ class StreamSetupTests(TestCase):
             fetch_from_writer=lambda name: with_retries(
                 client.for_stream(name), clock, random.random
             ),
-            largest_token=largest_token_of(config, self.database),
         )
-        setup = StreamSetup(config, host, self.database, reactor)  # type: ignore[arg-type]
-        await setup.add_streams(sink)
-        self.empty_ranges = setup.empty_ranges
+        self.setup = StreamSetup(config, host, self.database, reactor)  # type: ignore[arg-type]
+        await self.setup.add_streams(sink)
+        self.empty_ranges = self.setup.empty_ranges
         return host
 
     def positions(self, host: StandaloneHost, *writers: str) -> list[int]:
@@ -328,7 +326,7 @@ class StreamSetupTests(TestCase):
         self.store(a=7, b=9)
         self.execute("SELECT setval('notes_seq', 9)")
         host = await self.set_up(PositionsOnlySink())
-        host.set_sink(PositionsOnlySink())
+        host.set_sink(PositionsOnlySink(), self.setup.largest_token)
         await host.rows.wait_for_stream_position("b", "notes", 1_000)
         waiting = Deferred.fromCoroutine(
             host.rows.wait_for_stream_position("a", "notes", 1_000)

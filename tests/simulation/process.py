@@ -311,7 +311,7 @@ class Process:
         if cluster.shares_tokens:
             host.rows = make_rows(sink, hosted, self._shows, host.clock)  # type: ignore[assignment]
         else:
-            host.set_sink(sink)
+            host.set_sink(sink, None)
 
     def _shows(self, stream_name: str, token: int) -> None:
         self.cluster.ledger.shown(self.reader, stream_name, token)

@@ -131,7 +131,7 @@ class Process:
             host.streams.add(source, is_written_here=is_written)
             if is_written:
                 self.source = source
-        host.set_sink(sink)
+        host.set_sink(sink, None)
         self.handler = ReplicationCommandHandler(host, self.observer, options=options)
         self._streamer = ReplicationStreamer(host, self.handler.sender, self.observer)
         self._link: RedisReplicationLink | None = None
