@@ -11,11 +11,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 
+import attrs
+
 from synapse_replication.errors import StreamConfigurationError
 from synapse_replication.storage.database import Transaction
 from synapse_replication.storage.postgres_stream import WriterIds
 
 
+@attrs.define(eq=False, repr=False)
 class ReaderIds:
     """The positions in a stream, for a process that reads the stream.
 
@@ -25,28 +28,18 @@ class ReaderIds:
     :param stream_name: the stream, for errors.
     :param instance_name: the name of this process.
     :param handled: for each other writer, the token up to which its rows were
-        delivered; positive even if the ids are negative.
-    :param unknown: the token for every other writer that is not in ``handled``.
+        delivered; positive even if the ids are negative. It is updated.
     :param own: the id generator; ``None`` if this process does not write the stream.
-    :param negative: whether the stream's ids are negative.
+    :param sign: that of the stream's ids: 1 or -1.
+    :ivar unknown: the token for every other writer that is not in ``handled``.
     """
 
-    def __init__(
-        self,
-        stream_name: str,
-        instance_name: str,
-        handled: Mapping[str, int],
-        unknown: int,
-        own: WriterIds | None,
-        *,
-        negative: bool = False,
-    ) -> None:
-        self._stream_name = stream_name
-        self._instance_name = instance_name
-        self._sign = -1 if negative else 1
-        self._handled = {name: self._sign * token for name, token in handled.items()}
-        self._unknown = self._sign * unknown
-        self._own = own
+    _stream_name: str
+    _instance_name: str
+    _handled: dict[str, int]
+    unknown: int
+    _own: WriterIds | None
+    _sign: int = attrs.field(default=1, kw_only=True)
 
     def get_next(self) -> AbstractAsyncContextManager[int]:
         """Return a context manager that allocates an id and finishes it on exit.
@@ -70,7 +63,7 @@ class ReaderIds:
         """
         if self._own is not None and instance_name == self._instance_name:
             return self._own.get_current_token_for_writer(instance_name)
-        return self._handled.get(instance_name, self._unknown)
+        return self._sign * self._handled.get(instance_name, self.unknown)
 
     def get_announceable_token(self) -> int:
         """Return the position that this process may announce, as an id."""
@@ -80,16 +73,8 @@ class ReaderIds:
 
     def get_handled(self) -> Mapping[str, int]:
         """Return the delivered position of each known other writer, as a token."""
-        return {
-            name: self._sign * id_
-            for name, id_ in self._handled.items()
-            if name != self._instance_name
-        }
-
-    @property
-    def unknown(self) -> int:
-        """The delivered position of every unknown writer, as a token."""
-        return self._sign * self._unknown
+        me = self._instance_name
+        return {name: token for name, token in self._handled.items() if name != me}
 
     def get_minimal_local_current_token(self) -> int:
         """Return this process's greatest finished id that may be announced.
@@ -100,7 +85,7 @@ class ReaderIds:
 
     def advance(self, instance_name: str, new_id: int) -> None:
         """Record another writer's delivered position, which is an id."""
-        self._handled[instance_name] = new_id
+        self._handled[instance_name] = self._sign * new_id
         if self._own is not None:
             self._own.advance(instance_name, new_id)
 

@@ -381,7 +381,7 @@ class StreamSetup:
         saved = self._saved[name]
         fills = self._options.fill_sink and not saved
         initial = saved or ({} if fills else self._stored[name])
-        handled = await self._without_impossible(stream, initial)
+        handled = dict(await self._without_impossible(stream, initial))
         unknown = min(handled.values(), default=0 if fills else FIRST_POSITION)
         if not handled and not stream.writers and not fills:
             # The positions of undeclared writers are not stored. Begin with new rows,
@@ -389,14 +389,8 @@ class StreamSetup:
             unknown = await self._get_database().transact(
                 "sequence_at_start", lambda txn: read_sequence(txn, stream.sequence)
             )
-        return ReaderIds(
-            name,
-            self._options.instance_name,
-            handled,
-            unknown,
-            own,
-            negative=stream.negative,
-        )
+        me = self._options.instance_name
+        return ReaderIds(name, me, handled, unknown, own, sign=stream.sign)
 
     async def _without_impossible(
         self, stream: IdStream, tokens: dict[str, int]

@@ -41,10 +41,8 @@ class FakeIdGenerator:
 
 
 class ReaderIdsTests(SynchronousTestCase):
-    def make(
-        self, own: FakeIdGenerator | None = None, negative: bool = False
-    ) -> ReaderIds:
-        return ReaderIds("s", "me", {"a": 5, "me": 4}, 2, own, negative=negative)
+    def make(self, own: FakeIdGenerator | None = None, sign: int = 1) -> ReaderIds:
+        return ReaderIds("s", "me", {"a": 5, "me": 4}, 2, own, sign=sign)
 
     def test_reader(self) -> None:
         """
@@ -79,7 +77,7 @@ class ReaderIdsTests(SynchronousTestCase):
 
     def test_negative(self) -> None:
         """The ids of a stream that counts down are negative."""
-        ids = self.make(negative=True)
+        ids = self.make(sign=-1)
         self.assertEqual(ids.get_current_token_for_writer("a"), -5)
         self.assertEqual(ids.get_current_token_for_writer("b"), -2)
 

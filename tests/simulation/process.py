@@ -355,7 +355,7 @@ class Process:
             unknown = await self.database.transact(
                 "sequence_at_start", lambda txn: read_sequence(txn, table.sequence)
             )
-        positions = ReaderIds(name, self.name, handled, unknown, own)
+        positions = ReaderIds(name, self.name, dict(handled), unknown, own)
         finder = RemovedWriterFinder(
             self.database,
             self.host.clock,

@@ -56,7 +56,8 @@ class OrdersTestCase(SynchronousTestCase):
             cursor.execute(sql)
 
     def make(self, declaration: TableStream) -> PostgresStream:
-        ids = ReaderIds("orders", "me", {}, 1, None, negative=declaration.negative)
+        sign = -1 if declaration.negative else 1
+        ids = ReaderIds("orders", "me", {}, 1, None, sign=sign)
         return PostgresStream(declaration, self.database, ids, instance_name="me")
 
     def insert(self, *rows: tuple[int, str]) -> None:
