@@ -100,14 +100,11 @@ def read_shared(paths: Sequence[str]) -> tuple[MergedFiles, SharedFile]:
         # Only server_name is required. Read the rest, whose problems are reported.
         values = {**merged.values, "server_name": "unknown"}
         shared = read_value(SharedFile, values, (), replace(merged, problems=[]))
-    if any(_invalidates_streams(problem.key) for problem in merged.problems):
-        # Which keys of stream_writers are valid depends on the declared streams.
+    # Which keys of stream_writers are valid depends on the declared streams.
+    sources = OWN_SECTION, f"{OWN_SECTION}.streams"
+    if any(problem.key.partition("[")[0] in sources for problem in merged.problems):
         shared = replace(shared, stream_writers={})
     return merged, shared
-
-
-def _invalidates_streams(key: str) -> bool:
-    return key.partition("[")[0] in (OWN_SECTION, f"{OWN_SECTION}.streams")
 
 
 def read_streams(shared: SharedFile) -> tuple[str | TableStream, ...]:
