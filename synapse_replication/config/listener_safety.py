@@ -74,10 +74,21 @@ def why_unprotected(
 def why_unguarded(description: str) -> tuple[str, str] | None:
     """Return why any client may use an endpoint for direct TCP.
 
+    An endpoint rejects untrusted clients, although it has no secret, if it uses TCP or
+    TLS and listens on a loopback address only, or if it uses TLS and requires client
+    certificates. All other endpoints, for instance Unix sockets, are assumed to be
+    protected by other means.
+
     :param description: a server endpoint description in Twisted's syntax.
     :return: what is wrong, and the hint; ``None`` if the endpoint is guarded.
     """
-    if is_guarded(description):
+    kind, arguments, named = split_description(description)
+    interface = interface_of(kind, arguments, named)
+    if (
+        kind not in ("tcp", "tcp6", "ssl")
+        or (kind == "ssl" and "caCertsDir" in named)
+        or (interface is not None and is_for_this_machine(interface))
+    ):
         return None
     return (
         f"{description} sends every row to any client",
@@ -93,24 +104,6 @@ def is_for_this_machine(address: str) -> bool:
         return ipaddress.ip_address(address).is_loopback
     except ValueError:
         return False
-
-
-def is_guarded(description: str) -> bool:
-    """Return whether an endpoint rejects untrusted clients, although it has no secret.
-
-    A TCP or TLS endpoint does if it listens on a loopback address only, and a TLS
-    endpoint also if it requires client certificates. All other endpoints, for instance
-    Unix sockets, are assumed to be protected by other means.
-
-    :param description: a server endpoint description in Twisted's syntax.
-    """
-    kind, arguments, named = split_description(description)
-    if kind not in ("tcp", "tcp6", "ssl"):
-        return True
-    if kind == "ssl" and "caCertsDir" in named:
-        return True
-    interface = interface_of(kind, arguments, named)
-    return interface is not None and is_for_this_machine(interface)
 
 
 def interface_of(

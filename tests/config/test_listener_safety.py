@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 
-from synapse_replication.config.listener_safety import is_for_this_machine, is_guarded
+from synapse_replication.config.listener_safety import (
+    is_for_this_machine,
+    why_unguarded,
+)
 from synapse_replication.config.process import load_config
 from synapse_replication.errors import ConfigError
 from synapse_replication.testing.certificates import PrivateAuthority
@@ -114,7 +117,7 @@ class UnprotectedListenersTests(FilesMixin):
             "unix:/run/x",
             "systemd:domain=INET:index=0",
         ):
-            self.assertTrue(is_guarded(description), description)
+            self.assertIsNone(why_unguarded(description), description)
         for description in (
             "tcp:1",
             "tcp:1:interface=0.0.0.0",
@@ -123,4 +126,4 @@ class UnprotectedListenersTests(FilesMixin):
             "ssl:1:privateKey=k:certKey=c",
             "ssl:1:127.0.0.1:c",
         ):
-            self.assertFalse(is_guarded(description), description)
+            self.assertIsNotNone(why_unguarded(description), description)
