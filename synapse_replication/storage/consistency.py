@@ -157,7 +157,7 @@ def examine(txn: Any, streams: Mapping[str, IdStream]) -> ConsistencyReport:
         states.append(
             StreamState(name, stream, last, farthest, _writers(stream, stored, last))
         )
-        problems += _compare(name, stream, last, farthest, stored)
+        problems += _Comparison(name, stream, last).problems(farthest, stored)
     return ConsistencyReport(states, problems)
 
 
@@ -228,52 +228,47 @@ def _writers(
     return states
 
 
-def _compare(
-    name: str,
-    stream: IdStream,
-    last: int,
-    farthest: Mapping[str, int],
-    stored: Sequence[tuple[str, int]],
-) -> Iterator[Problem]:
-    facts = _Facts(name, stream, last)
-    columns = {column.table: column for column in stream.tables}
-    for table, id_ in farthest.items():
-        if id_ > last:
-            case = "sequence_far_behind" if facts.is_far(id_) else "sequence_behind"
-            yield facts.problem_of_table(case, columns[table], id_)
-    for writer, position in stored:
-        if writer not in stream.writers:
-            yield facts.problem_of_writer("unknown_writer", writer, position)
-            continue
-        if position * stream.sign < 0:
-            yield facts.problem_of_writer("wrong_sign", writer, position)
-        # A stream without rows has the stored position 1, but no id was allocated.
-        if abs(position) > max(last, FIRST_POSITION):
-            is_far = facts.is_far(abs(position))
-            case = "position_far_ahead" if is_far else "position_ahead"
-            yield facts.problem_of_writer(case, writer, position)
-
-
 @attrs.frozen
-class _Facts:
-    """The values that the texts about problems of one stream contain."""
+class _Comparison:
+    """The comparison of one stream's sequence with its tables and stored positions."""
 
     name: str
     stream: IdStream
     last: int
 
-    def is_far(self, id_: int) -> bool:
+    def problems(
+        self, farthest: Mapping[str, int], stored: Sequence[tuple[str, int]]
+    ) -> Iterator[Problem]:
+        columns = {column.table: column for column in self.stream.tables}
+        for table, id_ in farthest.items():
+            if id_ > self.last:
+                is_far = self._is_far(id_)
+                case = "sequence_far_behind" if is_far else "sequence_behind"
+                yield self._problem_of_table(case, columns[table], id_)
+        for writer, position in stored:
+            if writer not in self.stream.writers:
+                yield self._problem_of_writer("unknown_writer", writer, position)
+                continue
+            if position * self.stream.sign < 0:
+                yield self._problem_of_writer("wrong_sign", writer, position)
+            # A stream without rows has the stored position 1, but no id was allocated.
+            if abs(position) > max(self.last, FIRST_POSITION):
+                is_far = self._is_far(abs(position))
+                case = "position_far_ahead" if is_far else "position_ahead"
+                yield self._problem_of_writer(case, writer, position)
+
+    def _is_far(self, id_: int) -> bool:
         """Return whether an id is too far beyond the sequence to be one of it."""
         return id_ - self.last > self.stream.plausible_distance
 
-    def problem_of_table(self, case: str, column: IdColumn, id_: int) -> Problem:
+    def _problem_of_table(self, case: str, column: IdColumn, id_: int) -> Problem:
         value = self.stream.sign * id_
         table = queries.identifier(column.table)
         name = queries.identifier(column.id_column)
         inspect = f"SELECT * FROM {table} WHERE {name} = {value};"
         return self._problem(case, value, table=column.table, inspect=inspect)
 
-    def problem_of_writer(self, case: str, writer: str, position: int) -> Problem:
+    def _problem_of_writer(self, case: str, writer: str, position: int) -> Problem:
         stream_name = queries.literal(self.stream.stream_name)
         row = (
             f"stream_name = {stream_name} AND instance_name = {queries.literal(writer)}"
