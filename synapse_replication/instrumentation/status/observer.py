@@ -37,13 +37,7 @@ from synapse_replication.errors import excerpt
 from synapse_replication.handlers import events
 from synapse_replication.handlers.epochs import USUAL_INTERVAL
 from synapse_replication.handlers.observer import ReplicationObserver, handles
-from synapse_replication.instrumentation.status import records
-from synapse_replication.instrumentation.status.model import (
-    Condition,
-    ProcessStatus,
-    StallReason,
-    WriterStatus,
-)
+from synapse_replication.instrumentation.status import model, records
 from synapse_replication.instrumentation.status.report import StatusReport
 from synapse_replication.streams.reader import Reader, State
 from synapse_replication.streams.stuck_ids import StuckId
@@ -205,7 +199,7 @@ class StatusObserver(ReplicationObserver):
     def _stream_connected(self, event: events.StreamConnected) -> None:
         writer = self._writer(event.stream_name, event.instance_name)
         writer.catch_up_from = None
-        writer.problems.pop(StallReason.CATCH_UP_FAILS, None)
+        writer.problems.pop(model.StallReason.CATCH_UP_FAILS, None)
         writer.was_live = writer.was_live or not writer.lag()
 
     @handles(events.StreamReset, events.PositionLowered)
@@ -214,8 +208,8 @@ class StatusObserver(ReplicationObserver):
         writer.move_back(event.to_token, self._monotonic())
         if isinstance(event, events.StreamReset):
             writer.skipped = writer.gone = 0
-            writer.problems.pop(StallReason.ROWS_SKIPPED, None)
-            writer.problems.pop(StallReason.ROWS_LOST, None)
+            writer.problems.pop(model.StallReason.ROWS_SKIPPED, None)
+            writer.problems.pop(model.StallReason.ROWS_LOST, None)
 
     @handles(events.Discarded)
     def _discarded(self, event: events.Discarded) -> None:
@@ -226,7 +220,7 @@ class StatusObserver(ReplicationObserver):
             writer = self._writer(event.stream_name, event.instance_name)
             writer.gone += event.count
             writer.add_problem(
-                StallReason.ROWS_LOST,
+                model.StallReason.ROWS_LOST,
                 now,
                 f"the rows of {counted(writer.gone, 'token')} are lost: they are not "
                 "in the writer's memory any more",
@@ -245,7 +239,7 @@ class StatusObserver(ReplicationObserver):
             writer.skipped += event.count
             were = "was" if writer.skipped == 1 else "were"
             writer.add_problem(
-                StallReason.ROWS_SKIPPED,
+                model.StallReason.ROWS_SKIPPED,
                 now,
                 f"{counted(writer.skipped, 'row')} {were} skipped, because even their "
                 "source returns them in a form that this process cannot decode",
@@ -254,13 +248,13 @@ class StatusObserver(ReplicationObserver):
     def _undeclared_writer(self, stream_name: str, instance_name: str) -> None:
         """Record one undeclared writer of a stream: a peer can make up any number."""
         if any(
-            StallReason.UNDECLARED_WRITER in writer.problems
+            model.StallReason.UNDECLARED_WRITER in writer.problems
             for (name, _), writer in self._writers.items()
             if name == stream_name
         ):
             return
         self._writer(stream_name, instance_name).add_problem(
-            StallReason.UNDECLARED_WRITER,
+            model.StallReason.UNDECLARED_WRITER,
             self._monotonic(),
             f"rows of {instance_name} were discarded, because the configuration of "
             "this process does not name it as a writer",
@@ -273,7 +267,7 @@ class StatusObserver(ReplicationObserver):
         stored, position = min(stored, event.stored), max(position, event.position)
         writer.set_back = stored, position
         writer.add_problem(
-            StallReason.DATABASE_SET_BACK,
+            model.StallReason.DATABASE_SET_BACK,
             self._monotonic(),
             f"the database was set back to {stored}; this process had delivered rows "
             f"up to {position}, and those after {stored} may not exist any more",
@@ -325,7 +319,7 @@ class StatusObserver(ReplicationObserver):
         if writer is not None:
             # It sends no rows unless it returns.
             writer.is_drained = True
-            writer.problems.pop(StallReason.UNDECLARED_WRITER, None)
+            writer.problems.pop(model.StallReason.UNDECLARED_WRITER, None)
 
     @handles(events.CatchUpPage)
     def _catch_up_page(self, event: events.CatchUpPage) -> None:
@@ -339,7 +333,7 @@ class StatusObserver(ReplicationObserver):
         writer = self._writer(failed.stream_name, failed.instance_name)
         text = excerpt(str(error) or type(error).__name__)
         writer.add_problem(
-            StallReason.CATCH_UP_FAILS,
+            model.StallReason.CATCH_UP_FAILS,
             self._monotonic(),
             f"catch-up in ({failed.from_token}, {failed.upto_token}] failed, "
             f"attempt {event.attempt}: {text}",
@@ -467,23 +461,23 @@ class StatusObserver(ReplicationObserver):
 
     # -- the status --------------------------------------------------------------------
 
-    def _written_here(self, name: str, token: int, now: float) -> WriterStatus:
-        status = WriterStatus(
-            name, self._instance_name, Condition.WRITTEN_HERE, token, token
+    def _written_here(self, name: str, token: int, now: float) -> model.WriterStatus:
+        status = model.WriterStatus(
+            name, self._instance_name, model.Condition.WRITTEN_HERE, token, token
         )
         if name not in self._unsent:
             return status
         count, since = self._unsent[name]
         return replace(
             status,
-            condition=Condition.STALLED,
-            reason=StallReason.ROWS_SKIPPED,
+            condition=model.Condition.STALLED,
+            reason=model.StallReason.ROWS_SKIPPED,
             stalled_for=now - since,
             detail=f"{count:,} row(s) of this process were skipped, because they are "
             "not valid JSON; the log names them",
         )
 
-    def snapshot(self) -> ProcessStatus:
+    def snapshot(self) -> model.ProcessStatus:
         """Return the current replication status."""
         now = self._monotonic()
         # dict.copy() is atomic: another thread may change the records meanwhile.
@@ -500,14 +494,14 @@ class StatusObserver(ReplicationObserver):
         writers = report.writers()
         for writer in writers:
             record = self._writers.get((writer.stream_name, writer.instance_name))
-            if record and writer.condition is Condition.LIVE and not writer.lag:
+            if record and writer.condition is model.Condition.LIVE and not writer.lag:
                 record.was_live = True
         writers += [
             self._written_here(name, token, now)
             for name, token in self.own_positions().items()
         ]
         writers.sort(key=lambda writer: (writer.stream_name, writer.instance_name))
-        return ProcessStatus(
+        return model.ProcessStatus(
             self._server_name,
             self._instance_name,
             __version__,
