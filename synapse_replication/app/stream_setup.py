@@ -216,11 +216,6 @@ class StreamSetup:
             lambda txn: query_page(txn, queries, self._options.instance_name, 0, 1, 1),
         )
 
-    def _others(self, name: str) -> list[str]:
-        me = self._options.instance_name
-        writers = dict.fromkeys(self._options.writers[name])
-        return [writer for writer in writers if writer != me]
-
     async def _deliver_own_rows(self, stream: AdvancingStream, sink: RowSink) -> None:
         """Deliver the rows that this process wrote before its start."""
         name, me = stream.description.name, self._options.instance_name
@@ -270,13 +265,13 @@ class StreamSetup:
     async def _report_initial_positions(
         self, stream: AdvancingStream, sink: RowSink
     ) -> None:
-        name = stream.description.name
+        name, me = stream.description.name, self._options.instance_name
         removed = self._skipped[name]
-        for writer in (*self._others(name), *removed):
-            if writer in removed or writer not in self._saved[name]:
-                await _settle(
-                    sink.on_position(name, writer, stream.current_token(writer))
-                )
+        known = {me, *self._saved[name]} - removed.keys()
+        for writer in dict.fromkeys((*self._options.writers[name], *removed)):
+            if writer not in known:
+                token = stream.current_token(writer)
+                await _settle(sink.on_position(name, writer, token))
 
     async def _make(self, declared: DeclaredStream) -> AdvancingStream:
         if isinstance(declared, InMemory):
@@ -339,18 +334,14 @@ class StreamSetup:
             )
         for writer in survey.absent - found.keys():
             if writer not in stream.writers or writer in survey.greatest:
-                self._skip_writer(name, stream, ids, writer, survey.last_row)
+                handled = ids.get_handled().get(writer, ids.unknown)
+                token = max(survey.last_row, handled)
+                ids.advance(writer, stream.sign * token)
+                self._skipped[name][writer] = token
 
     def _is_new(self, name: str) -> bool:
         """Return whether the sink is new to a stream, and needs only its new rows."""
         return not (self._options.fill_sink or self._saved[name])
-
-    def _skip_writer(
-        self, name: str, stream: IdStream, ids: ReaderIds, writer: str, last_row: int
-    ) -> None:
-        token = max(last_row, ids.get_handled().get(writer, ids.unknown))
-        ids.advance(writer, stream.sign * token)
-        self._skipped[name][writer] = token
 
     def _get_database(self) -> Database:
         assert self._database is not None, "the configuration was checked"
