@@ -10,7 +10,6 @@ import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, cast
 
-import twisted.web.client
 from hyperlink import URL, DecodedURL
 from twisted.internet.defer import Deferred
 from twisted.internet.endpoints import (
@@ -21,12 +20,7 @@ from twisted.internet.endpoints import (
 from twisted.internet.interfaces import IStreamClientEndpoint
 from twisted.internet.protocol import Protocol as TwistedProtocol, connectionDone
 from twisted.python.failure import Failure
-from twisted.web.client import (
-    URI,
-    ContentDecoderAgent,
-    GzipDecoder,
-    ResponseDone,
-)
+from twisted.web import client as web
 from twisted.web.http_headers import Headers
 from twisted.web.iweb import IAgent, IAgentEndpointFactory
 from zope.interface import implementer
@@ -70,7 +64,7 @@ class _Endpoints:
         self._sockets = {_socket_host(path).encode(): path for path in sockets}
         self._tls_for = tls_for
 
-    def endpointForURI(self, uri: URI) -> IStreamClientEndpoint:
+    def endpointForURI(self, uri: web.URI) -> IStreamClientEndpoint:
         endpoint: Any
         if uri.host in self._sockets:
             path = self._sockets[uri.host]
@@ -98,13 +92,13 @@ def make_agent(
     :return: the agent, and its ``HTTPConnectionPool``, which the caller must close.
     """
     # twisted.web is only partly typed.
-    web: Any = twisted.web.client
-    pool = web.HTTPConnectionPool(reactor, persistent=True)
+    untyped: Any = web
+    pool = untyped.HTTPConnectionPool(reactor, persistent=True)
     # A retry needs a new txn_id, so the pool must not repeat requests by itself.
     pool.retryAutomatically = False
     sockets = [at.path for at in locations.values() if at.path is not None]
     endpoints = _Endpoints(reactor, sockets, tls_for)
-    agent: IAgent = web.Agent.usingEndpointFactory(reactor, endpoints, pool)
+    agent: IAgent = untyped.Agent.usingEndpointFactory(reactor, endpoints, pool)
     return agent, pool
 
 
@@ -116,8 +110,8 @@ async def get(
     :param max_length: the longest accepted response body, in bytes.
     :return: the status and the body of the response.
     """
-    decompressing: Any = ContentDecoderAgent(  # type: ignore[no-untyped-call]
-        agent, [(b"gzip", GzipDecoder)]
+    decompressing: Any = web.ContentDecoderAgent(  # type: ignore[no-untyped-call]
+        agent, [(b"gzip", web.GzipDecoder)]
     )
     raw = Headers({name: [value] for name, value in headers.items()})
     address = url.to_uri().to_text().encode("ascii")
@@ -153,7 +147,7 @@ class _Body(TwistedProtocol):
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         if self.finished.called:
             return
-        if isinstance(reason.value, ResponseDone):
+        if isinstance(reason.value, web.ResponseDone):
             self.finished.callback(b"".join(self._parts))
         else:
             self.finished.errback(reason)
