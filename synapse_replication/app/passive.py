@@ -8,14 +8,13 @@ a callback before it is parsed, in the order of arrival.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, NoReturn, TextIO
 
 import attrs
 from twisted.application.service import Service
 from twisted.internet.defer import Deferred, maybeDeferred
-from twisted.internet.interfaces import IStreamClientEndpoint
 from typing_extensions import override
 
 from synapse_replication.config.endpoints import client_endpoint
@@ -144,24 +143,13 @@ class _PassiveProtocol(ClientReplicationStreamProtocol):
 
 
 class PassiveTcpLink(DirectTcpReplicationClientFactory):
-    """A connection to the direct TCP listener of one instance; it reconnects."""
+    """A connection to the direct TCP listener of one instance; it reconnects.
+
+    :ivar tap: called with each line; to be set before the link connects.
+    """
 
     protocol = _PassiveProtocol
-
-    def __init__(
-        self,
-        client_name: str,
-        server_name: str,
-        clock: ReactorClock,
-        tap: Tap,
-        observer: ReplicationObserver,
-        endpoint: IStreamClientEndpoint,
-        where: str,
-    ) -> None:
-        super().__init__(client_name, server_name, clock, _NullHandler(), observer)
-        self.tap = tap
-        #: Starts to connect; whenever the connection is lost, it reconnects.
-        self.start = partial(self.connect, endpoint, where)
+    tap: Tap
 
 
 @attrs.define(eq=False, repr=False)
@@ -184,26 +172,23 @@ class Follower(Service):
     _finish: Callable[[], object]
     _begin: Callable[[], object] = lambda: None
     started: Deferred[None] = attrs.field(factory=Deferred, init=False)
-    _links: list[PassiveRedisLink | PassiveTcpLink] = attrs.field(init=False)
+    _starts: list[Callable[[], object]] = attrs.field(factory=list, init=False)
+    _stops: list[Callable[[], Awaitable[None]]] = attrs.field(factory=list, init=False)
 
     def __attrs_post_init__(self) -> None:
         config, reactor, tap = self._config, self._reactor, self._tap
         name, observer = config.server_name, self._observer
         if config.redis is not None:
-            self._links = [PassiveRedisLink(reactor, config.redis, name, tap, observer)]
-            return
-        self._links = [
-            PassiveTcpLink(
-                self._name,
-                name,
-                ReactorClock(reactor),
-                tap,
-                observer,
-                client_endpoint(reactor, description, config),
-                description,
-            )
-            for description in config.tcp_connect
-        ]
+            link = PassiveRedisLink(reactor, config.redis, name, tap, observer)
+            self._starts.append(link.start)
+            self._stops.append(link.stop)
+        clock, handler = ReactorClock(reactor), _NullHandler()
+        for description in config.tcp_connect:
+            client = PassiveTcpLink(self._name, name, clock, handler, observer)
+            client.tap = tap
+            endpoint = client_endpoint(reactor, description, config)
+            self._starts.append(partial(client.connect, endpoint, description))
+            self._stops.append(client.stop)
 
     def fail(self, error: ReplicationError) -> None:
         """Fail :attr:`started`, because the output has failed. Call it at most once."""
@@ -218,8 +203,8 @@ class Follower(Service):
         super().startService()  # type: ignore[no-untyped-call]
         self._begin()
         with explained_redis_files(self._config):
-            for link in self._links:
-                link.start()
+            for start in self._starts:
+                start()
 
     @override
     def stopService(self) -> Deferred[None]:
@@ -227,8 +212,8 @@ class Follower(Service):
         return Deferred.fromCoroutine(self._stop())
 
     async def _stop(self) -> None:
-        for link in self._links:
-            await link.stop()
+        for stop in self._stops:
+            await stop()
         await maybeDeferred(self._finish)
 
 

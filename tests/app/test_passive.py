@@ -10,7 +10,6 @@ from typing import Any
 
 from twisted.internet import reactor  # noqa: TID251 -- a real Redis is waited for
 from twisted.internet.defer import Deferred
-from twisted.internet.endpoints import clientFromString
 from twisted.internet.task import Clock
 from twisted.internet.testing import StringTransport
 from twisted.trial.unittest import SynchronousTestCase, TestCase
@@ -20,6 +19,7 @@ from synapse_replication.app.passive import (
     Output,
     PassiveRedisLink,
     PassiveTcpLink,
+    _NullHandler,
     _TappedReader,
 )
 from synapse_replication.config.process import Purpose, load_config
@@ -41,11 +41,10 @@ class PassiveDirectTcpLinkTests(SynchronousTestCase):
             "follow",
             "x.test",
             ReactorClock(self.clock, lambda: 7.0),
-            lambda channel, line: self.seen.append((channel, line)),
+            _NullHandler(),
             ReplicationObserver(),
-            clientFromString(reactor, "tcp:nowhere.invalid:1"),
-            "nowhere.invalid:1",
         )
+        factory.tap = lambda channel, line: self.seen.append((channel, line))
         self.protocol = factory.buildProtocol(None)
         self.transport = StringTransport()
         self.protocol.makeConnection(self.transport)
