@@ -32,7 +32,7 @@ from synapse_replication.handlers.events import LinkDown, LinkUp, RowsUnannounce
 from synapse_replication.handlers.interfaces import Clock
 from synapse_replication.handlers.observer import ReplicationObserver, handles
 from synapse_replication.handlers.timer import Timer
-from synapse_replication.storage import id_streams, queries
+from synapse_replication.storage import id_streams
 from synapse_replication.storage.database import TransactionRunner
 from synapse_replication.storage.id_streams import IdStream
 from synapse_replication.streams.token_ledger import TokenLedger
@@ -146,12 +146,6 @@ class LossMeter(ReplicationObserver):
     _patience: float = attrs.field(default=PATIENCE, kw_only=True)
 
     def __attrs_post_init__(self) -> None:
-        #: The names on the wire of the streams with stored positions.
-        self._wire_names = {
-            stream.stream_name: name
-            for name, stream in self._streams.items()
-            if stream.writers
-        }
         self._has_found_tables = False
         self._writers: dict[Key, _Writer] = {}
         self._timer = Timer(self._clock)
@@ -304,12 +298,7 @@ class LossMeter(ReplicationObserver):
             )
             for key, (after, upto) in ranges.items()
         }
-        txn.execute(queries.SQL["all_positions"])
-        positions = {
-            (self._wire_names[stored], instance_name): abs(id_)
-            for stored, instance_name, id_ in txn.fetchall()
-            if stored in self._wire_names
-        }
+        positions = id_streams.read_tokens(txn, streams)
         for name, stream in streams.items():
             if stream.writers:
                 # Its positions are stored.

@@ -248,3 +248,22 @@ def committed_tokens(
             upto = tokens[-1] - 1
         found.update(tokens)
     return sorted(each for each in found if each <= upto), upto
+
+
+def read_tokens(
+    txn: Any, streams: Mapping[str, IdStream]
+) -> dict[tuple[str, str], int]:
+    """Return the stored positions of all writers of streams, as tokens.
+
+    :param streams: the streams, by their names on the wire. One that declares no
+        writers has no stored positions.
+    :return: the tokens by stream and writer.
+    """
+    names = {of.stream_name: name for name, of in streams.items() if of.writers}
+    txn.execute(queries.SQL["all_positions"])
+    return {
+        # The ids of a stream that counts down are negative, its tokens are not.
+        (names[stream_name], instance_name): abs(id_)
+        for stream_name, instance_name, id_ in txn.fetchall()
+        if stream_name in names
+    }

@@ -52,6 +52,7 @@ from synapse_replication.storage.id_streams import (
     IdStream,
     committed_tokens,
     greatest_ids,
+    read_tokens,
     row_stream_of,
     with_existing_tables,
 )
@@ -81,21 +82,6 @@ Committed: TypeAlias = dict[tuple[str, str], tuple[list[int], int]]
 #: The most tokens of a writer that one read compares, for each table.
 MAX_COMPARED: Final = 10_000
 _MAX_COMPARED_ONCE: Final = 10 * MAX_COMPARED
-
-
-def read_tokens(txn: Any, writers: Mapping[tuple[str, str], str]) -> Tokens:
-    """Return the stored positions of writers, as tokens.
-
-    :param writers: the names of streams on the wire, by the stream's name in
-        ``stream_positions`` and the writer. Other rows of the table are ignored.
-    """
-    txn.execute(queries.SQL["all_positions"])
-    return {
-        # The ids of a stream that counts down are negative, its tokens are not.
-        (writers[stream_name, instance_name], instance_name): abs(id_)
-        for stream_name, instance_name, id_ in txn.fetchall()
-        if (stream_name, instance_name) in writers
-    }
 
 
 def _read_timeline(txn: Any) -> str | None:
@@ -194,13 +180,13 @@ class StoredPositionCheck:
     )
 
     def __attrs_post_init__(self) -> None:
-        #: See :func:`read_tokens`.
-        self._writers = {
-            (stream.stream_name, writer): name
+        #: The writers whose positions are stored, by stream and name.
+        self._writers = [
+            (name, writer)
             for name, stream in self._streams.items()
             for writer in stream.writers
-        }
-        self._others = {name for _, name in self._writers}
+        ]
+        self._others = {writer for _, writer in self._writers}
         if not all(stream.writers for stream in self._streams.values()):
             self._others.update(self._instances)
         #: The streams whose rows are compared.
@@ -208,7 +194,7 @@ class StoredPositionCheck:
             name: stream
             for name, stream in self._streams.items()
             # Otherwise, the rows of several writers cannot be told apart.
-            if len(stream.writers) <= 1
+            if len(set(stream.writers)) <= 1
             or all(column.writer_column for column in stream.tables)
         }
         # The first read always takes place: later ones are compared with it.
@@ -239,12 +225,8 @@ class StoredPositionCheck:
             self._timer.start(delay, self._sample)
 
     def _sample(self) -> None:
-        self._samples.append(
-            {
-                (name, writer): self._claimed_position(name, writer)
-                for (_, writer), name in self._writers.items()
-            }
-        )
+        sample = {key: self._claimed_position(*key) for key in self._writers}
+        self._samples.append(sample)
         if self._skipped < SKIPPED and all(map(self._is_reporting, self._others)):
             self._skipped += 1
             self._schedule()
@@ -274,7 +256,8 @@ class StoredPositionCheck:
         if not self._has_found_tables:
             # A stream may lack some of its tables.
             streams = with_existing_tables(txn, streams)
-        stored = read_tokens(txn, self._writers)
+        found = read_tokens(txn, self._streams)
+        stored = {key: found[key] for key in self._writers if key in found}
         tokens = dict(stored)
         for name, stream in streams.items():
             if stream.writers:
