@@ -308,7 +308,7 @@ class LossMeter(ReplicationObserver):
                 if id_streams.AccessPath.BY_WRITER not in access_paths:
                     continue
                 writers = id_streams.read_writers(txn, column)
-                newest = id_streams.greatest_ids(txn, column, stream.negative, writers)
+                newest = id_streams.greatest_ids(txn, stream, column, writers)
                 positions |= {(name, writer): id_ for writer, id_ in newest.items()}
         return _Read(streams, positions, committed)
 

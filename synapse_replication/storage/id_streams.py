@@ -184,7 +184,7 @@ def farthest_id(txn: Any, stream: IdStream, column: IdColumn) -> int | None:
     if access_path is AccessPath.NONE:
         return None
     if access_path is AccessPath.BY_WRITER and stream.writers:
-        of_each = greatest_ids(txn, column, stream.negative, read_writers(txn, column))
+        of_each = greatest_ids(txn, stream, column, read_writers(txn, column))
         return max(of_each.values(), default=0)
     txn.execute(queries.for_table("greatest_id", column, stream.negative))
     (id_,) = txn.fetchone()
@@ -192,17 +192,17 @@ def farthest_id(txn: Any, stream: IdStream, column: IdColumn) -> int | None:
 
 
 def greatest_ids(
-    txn: Any, column: IdColumn, negative: bool, writers: Iterable[str]
+    txn: Any, stream: IdStream, column: IdColumn, writers: Iterable[str]
 ) -> dict[str, int]:
     """Return the greatest id of each writer that has rows, as a distance from zero.
 
     Lower ids of a writer may still be in flight. Needs an index on writer and id.
     """
     txn.execute(
-        queries.for_table("greatest_ids_of_writers", column, negative),
+        queries.for_table("greatest_ids_of_writers", column, stream.negative),
         {"writers": list(writers)},
     )
-    sign = -1 if negative else 1
+    sign = stream.sign
     return {
         writer: sign * id_ for writer, id_ in txn.fetchall() if sign * (id_ or 0) > 0
     }

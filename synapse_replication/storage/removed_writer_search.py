@@ -91,7 +91,7 @@ def _greatest_rows(
     access_paths = id_streams.find_access_paths(txn, column)
     if id_streams.AccessPath.BY_WRITER in access_paths:
         writers = {*id_streams.read_writers(txn, column), *low}
-        return id_streams.greatest_ids(txn, column, stream.negative, writers)
+        return id_streams.greatest_ids(txn, stream, column, writers)
     if id_streams.AccessPath.NONE in access_paths:
         _log.warn(
             "table {table} is not searched for rows of removed writers: it is large "

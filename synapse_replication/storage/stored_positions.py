@@ -47,15 +47,8 @@ from synapse_replication.handlers.events import DatabaseSetBack
 from synapse_replication.handlers.handler import ReplicationCommandHandler
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.handlers.timer import Timer, until_next
-from synapse_replication.storage import queries
-from synapse_replication.storage.id_streams import (
-    IdStream,
-    committed_tokens,
-    greatest_ids,
-    read_tokens,
-    row_stream_of,
-    with_existing_tables,
-)
+from synapse_replication.storage import id_streams, queries
+from synapse_replication.storage.id_streams import IdStream
 
 if TYPE_CHECKING:
     from synapse_replication.handlers.interfaces import Clock, ReplicationHost
@@ -135,7 +128,7 @@ def find_gone(
         committed = {floor}
         for _, writer in of_stream[-1] if of_stream else ():
             committed.update(
-                committed_tokens(
+                id_streams.committed_tokens(
                     txn, stream, writer, floor, max(tops), _MAX_COMPARED_ONCE
                 )[0]
             )
@@ -255,8 +248,8 @@ class StoredPositionCheck:
         streams = self._compared
         if not self._has_found_tables:
             # A stream may lack some of its tables.
-            streams = with_existing_tables(txn, streams)
-        found = read_tokens(txn, self._streams)
+            streams = id_streams.with_existing_tables(txn, streams)
+        found = id_streams.read_tokens(txn, self._streams)
         stored = {key: found[key] for key in self._writers if key in found}
         tokens = dict(stored)
         for name, stream in streams.items():
@@ -264,10 +257,10 @@ class StoredPositionCheck:
                 # Its positions are stored.
                 continue
             for column in stream.tables:
-                newest = greatest_ids(txn, column, stream.negative, self._instances)
+                newest = id_streams.greatest_ids(txn, stream, column, self._instances)
                 tokens |= {(name, writer): id_ for writer, id_ in newest.items()}
         committed = {
-            (name, writer): committed_tokens(
+            (name, writer): id_streams.committed_tokens(
                 txn, streams[name], writer, after, upto, MAX_COMPARED
             )
             for (name, writer), (after, upto) in ranges.items()
@@ -368,7 +361,7 @@ def start_position_check(
     me = host.identity.instance_name
     others = {name: [w for w in writers[name] if w != me] for name in streams}
     checked = {
-        name: row_stream_of(stream, others[name])
+        name: id_streams.row_stream_of(stream, others[name])
         for name, stream in streams.items()
         if others[name] or not writers[name]
     }

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec.structs import replace
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.storage import queries
-from synapse_replication.storage.id_streams import greatest_ids
+from synapse_replication.storage.id_streams import IdStream, greatest_ids
 from synapse_replication.streams.id_column import IdColumn
 from tests.storage.doubles import PostgresMixin
 
 #: The names that the statements themselves use, as columns of a table.
 _COLUMN = IdColumn("source", "id", "writer")
+_STREAM = IdStream(
+    stream_name="source", sequence="source_seq", tables=[_COLUMN], writers=()
+)
 
 
 class ColumnNamesTests(PostgresMixin, SynchronousTestCase):
@@ -53,9 +57,10 @@ class ColumnNamesTests(PostgresMixin, SynchronousTestCase):
         self.sql("INSERT INTO source VALUES (-6, 'c', '', '')")
         writers = ["a", "b", "c", "none"]
         with self.connection.cursor() as cursor:
-            found = greatest_ids(cursor, _COLUMN, False, writers)
+            found = greatest_ids(cursor, _STREAM, _COLUMN, writers)
             self.assertEqual(found, {"a": 3, "b": 2})
-            found = greatest_ids(cursor, _COLUMN, True, writers)
+            stream = replace(_STREAM, negative=True)
+            found = greatest_ids(cursor, stream, _COLUMN, writers)
             self.assertEqual(found, {"a": 5, "b": 4, "c": 6})
 
     def test_writers(self) -> None:
