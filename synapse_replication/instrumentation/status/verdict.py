@@ -16,14 +16,8 @@ from typing import TypeAlias
 from msgspec import Struct
 
 from synapse_replication.handlers.epochs import USUAL_INTERVAL
+from synapse_replication.instrumentation.status import records
 from synapse_replication.instrumentation.status.model import Condition, StallReason
-from synapse_replication.instrumentation.status.records import (
-    LATE_AFTER,
-    PEER_SILENT_AFTER,
-    STALLED_AFTER,
-    PeerRecord,
-    WriterRecord,
-)
 from synapse_replication.streams.reader import State
 
 #: By how much a heartbeat of a living process of this package may be late, in s.
@@ -52,7 +46,7 @@ class WriterFacts(Struct, frozen=True, kw_only=True):
     """
 
     instance_name: str
-    record: WriterRecord
+    record: records.WriterRecord
     state: State = State.WAITING
     is_removed: bool = False
     hearing_since: float | None = None
@@ -63,7 +57,7 @@ class WriterFacts(Struct, frozen=True, kw_only=True):
     link_down_since: float | None = None
     link_detail: str = ""
     silence_since: float | None = None
-    peer: PeerRecord | None = None
+    peer: records.PeerRecord | None = None
 
 
 class Diagnosis(Struct, frozen=True):
@@ -79,7 +73,7 @@ class Diagnosis(Struct, frozen=True):
     detail: str = ""
 
 
-def is_gone(peer: PeerRecord, hearing_since: float, now: float) -> bool:
+def is_gone(peer: records.PeerRecord, hearing_since: float, now: float) -> bool:
     """Return whether a process has left, or its heartbeats have stopped.
 
     :param hearing_since: since when this process can hear it, in s.
@@ -100,7 +94,7 @@ def heard_until(now: float, silence_since: float | None) -> float:
     return now if silence_since is None else min(now, silence_since + USUAL_INTERVAL)
 
 
-def is_replaced(peer: PeerRecord, hearing_since: float) -> bool:
+def is_replaced(peer: records.PeerRecord, hearing_since: float) -> bool:
     """Return whether a process lives that sends no heartbeats any more.
 
     It was restarted without this package. Any sign of life after a goodbye shows that.
@@ -145,7 +139,7 @@ def _link_down(facts: WriterFacts, now: float) -> _Found:
 
 def _silence(facts: WriterFacts, now: float) -> _Found:
     since = facts.silence_since
-    if since is None or now - since <= PEER_SILENT_AFTER:
+    if since is None or now - since <= records.PEER_SILENT_AFTER:
         return None
     return since, (
         "nothing arrives from any process, although a link is up: it may be dead"
@@ -262,7 +256,7 @@ def diagnose(facts: WriterFacts, now: float) -> Diagnosis:
         if found is None:
             continue
         since, detail = found
-        if rule.is_immediate or now - since >= STALLED_AFTER:
+        if rule.is_immediate or now - since >= records.STALLED_AFTER:
             return Diagnosis(Condition.STALLED, rule.reason, since, detail)
     if is_deaf:
         return Diagnosis(Condition.WAITING)
@@ -275,7 +269,7 @@ def _condition(facts: WriterFacts, now: float) -> Condition:
     if facts.state is State.WAITING:
         return Condition.WAITING
     written = facts.record.oldest()
-    is_late = written is not None and now - written >= LATE_AFTER
+    is_late = written is not None and now - written >= records.LATE_AFTER
     is_lost = facts.record.lost_since is not None
     if facts.state is not State.LIVE or is_lost or (facts.record.lag() and is_late):
         return Condition.CATCHING_UP
