@@ -44,6 +44,9 @@ class StatusReport:
     _now: float
 
     def __attrs_post_init__(self) -> None:
+        hearing = self._hearing
+        # Since when the process can hear others; from now on if it cannot.
+        self._hearing_since = hearing.since if hearing.is_up else self._now
         # Computed once: there may be a thousand writers, peers and links.
         self._heard = self._last_signs_of_life()
         asked_at = records.last_asked(self._links)
@@ -81,7 +84,7 @@ class StatusReport:
             peer
             for peer in self._peers.values()
             if not peer.heartbeat.is_leaving
-            and not self._is_replaced(peer)
+            and not verdict.is_replaced(peer, self._hearing_since)
             and peer.heartbeat.every < records.PEER_SILENT_AFTER
             and not peer.is_silent(hearing.since, last)
         ]
@@ -113,7 +116,7 @@ class StatusReport:
         if (
             peer is not None
             and peer.heartbeat.is_leaving
-            and not self._is_replaced(peer)
+            and not verdict.is_replaced(peer, self._hearing_since)
         ):
             return False
         reader = self._readers.get(key)
@@ -199,15 +202,14 @@ class StatusReport:
 
         A peer that the configuration does not name is left out after its goodbye.
         """
-        hearing = self._hearing
         names = {name for _, name in self._expected}
         silence = self._silence_since
         silent_for = 0.0 if silence is None else self._now - silence
-        can_hear = hearing.is_up and silent_for <= records.PEER_SILENT_AFTER
-        since = hearing.since if can_hear else self._now
+        is_silent = silent_for > records.PEER_SILENT_AFTER
+        since = self._now if is_silent else self._hearing_since
         until = verdict.heard_until(self._now, silence)
         for name, peer in sorted(self._peers.items()):
-            if self._is_replaced(peer):
+            if verdict.is_replaced(peer, self._hearing_since):
                 heard_for = self._now - peer.heard_at
                 yield model.PeerStatus(name, "", "", "", heard_for, is_gone=False)
             elif name in names or not peer.heartbeat.is_leaving:
@@ -219,10 +221,6 @@ class StatusReport:
                     self._now - peer.seen,
                     verdict.is_gone(peer, since, until),
                 )
-
-    def _is_replaced(self, peer: records.PeerRecord) -> bool:
-        hearing = self._hearing
-        return verdict.is_replaced(peer, hearing.since if hearing.is_up else self._now)
 
     def duplicates(self) -> Iterator[model.DuplicateStatus]:
         """Yield the instance names that two processes have used recently."""
