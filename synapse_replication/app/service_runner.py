@@ -20,11 +20,7 @@ from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
 from synapse_replication.errors import ReplicationError
-from synapse_replication.instrumentation.log_file import (
-    LogFile,
-    clean_lines,
-    json_line,
-)
+from synapse_replication.instrumentation.log_file import LogFile, clean_lines, json_line
 
 #: The interpreter's thread switch interval, in s.
 SWITCH_INTERVAL = 0.0005

@@ -9,11 +9,7 @@ import attrs
 from msgspec import Meta, field
 from msgspec.structs import force_setattr
 
-from synapse_replication.config.sections import (
-    InvalidValueError,
-    Secret,
-    StrictSection,
-)
+from synapse_replication.config.sections import InvalidValueError, Secret, StrictSection
 from synapse_replication.config.yaml_files import hint_for
 from synapse_replication.errors import StreamConfigurationError
 from synapse_replication.streams.backlog import BacklogOptions

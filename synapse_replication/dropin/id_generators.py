@@ -37,10 +37,7 @@ from synapse_replication.dropin.synapse_host import HostClock
 from synapse_replication.errors import StorageError
 from synapse_replication.storage import id_generators, name_lock
 from synapse_replication.storage.id_streams import IdStream
-from synapse_replication.storage.open_transactions import (
-    POLL_SECONDS,
-    PredecessorWait,
-)
+from synapse_replication.storage.open_transactions import POLL_SECONDS, PredecessorWait
 from synapse_replication.storage.sequences import load_positions
 from synapse_replication.streams.id_column import IdColumn
 from synapse_replication.streams.writer_positions import FIRST_POSITION, WriterPositions

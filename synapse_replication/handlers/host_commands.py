@@ -19,11 +19,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from synapse_replication.handlers.events import (
-    BackgroundTask,
-    Discarded,
-    DiscardReason,
-)
+from synapse_replication.handlers.events import BackgroundTask, Discarded, DiscardReason
 from synapse_replication.handlers.interfaces import (
     ReplicationConnection,
     ReplicationHost,

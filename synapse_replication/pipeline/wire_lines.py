@@ -21,12 +21,7 @@ from typing import IO, Any, Final
 import attrs
 
 from synapse_replication.errors import PipelineError, RemoteProtocolError
-from synapse_replication.pipeline.scan import (
-    Batches,
-    Scan,
-    grouped,
-    to_batch,
-)
+from synapse_replication.pipeline.scan import Batches, Scan, grouped, to_batch
 from synapse_replication.pipeline.schemas import WIRE_SCHEMA
 from synapse_replication.recordings.reader import (
     Record,

@@ -62,10 +62,7 @@ from synapse_replication.storage.local_positions import (
     PositionPersister,
     SequenceCheck,
 )
-from synapse_replication.storage.open_transactions import (
-    POLL_SECONDS,
-    PredecessorWait,
-)
+from synapse_replication.storage.open_transactions import POLL_SECONDS, PredecessorWait
 from synapse_replication.storage.round_trips import (
     IdRequest,
     RoundTripGate,

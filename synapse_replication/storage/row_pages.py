@@ -28,10 +28,7 @@ from synapse_replication.streams.stream import (
     RowsBetween,
     StreamUpdateResult,
 )
-from synapse_replication.streams.tokens import (
-    MultiWriterStreamToken,
-    PersistedPosition,
-)
+from synapse_replication.streams.tokens import MultiWriterStreamToken, PersistedPosition
 
 
 def query_page(

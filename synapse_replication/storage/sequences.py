@@ -25,10 +25,7 @@ from synapse_replication.storage.id_streams import (
     read_sequence,
 )
 from synapse_replication.streams.id_column import IdColumn
-from synapse_replication.streams.writer_positions import (
-    FIRST_POSITION,
-    WriterPositions,
-)
+from synapse_replication.streams.writer_positions import FIRST_POSITION, WriterPositions
 
 _log = Logger()
 

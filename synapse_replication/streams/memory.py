@@ -48,10 +48,7 @@ from synapse_replication.streams.stream import (
     UpdateFunction,
 )
 from synapse_replication.streams.table import to_writers
-from synapse_replication.streams.tokens import (
-    MultiWriterStreamToken,
-    PersistedPosition,
-)
+from synapse_replication.streams.tokens import MultiWriterStreamToken, PersistedPosition
 from synapse_replication.streams.writer_positions import PLAUSIBLE_DISTANCE
 
 

@@ -21,11 +21,7 @@ from typing import Any, Final
 
 from twisted.internet.address import IPv4Address, IPv6Address
 from twisted.internet.error import ConnectionDone
-from twisted.internet.interfaces import (
-    IHandshakeListener,
-    IPushProducer,
-    ISSLTransport,
-)
+from twisted.internet.interfaces import IHandshakeListener, IPushProducer, ISSLTransport
 from twisted.internet.protocol import Protocol, connectionDone
 from twisted.python.failure import Failure
 from typing_extensions import override

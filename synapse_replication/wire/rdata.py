@@ -25,10 +25,7 @@ from typing import TypeAlias
 
 from msgspec import Struct, field
 
-from synapse_replication.errors import (
-    RemoteProtocolError,
-    UnparsableLineError,
-)
+from synapse_replication.errors import RemoteProtocolError, UnparsableLineError
 from synapse_replication.wire.commands import (
     BATCH,
     Command,

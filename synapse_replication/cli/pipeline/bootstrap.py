@@ -9,10 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from synapse_replication.cli.common import command
-from synapse_replication.cli.pipeline.options import (
-    json_option,
-    source_options,
-)
+from synapse_replication.cli.pipeline.options import json_option, source_options
 from synapse_replication.pipeline.settings import PipelineSettings
 from synapse_replication.text import counted
 

@@ -8,10 +8,7 @@ import sys
 import click
 
 from synapse_replication.cli.common import command
-from synapse_replication.cli.pipeline.options import (
-    archive_option,
-    json_option,
-)
+from synapse_replication.cli.pipeline.options import archive_option, json_option
 
 #: The output formats: the keys of ``export_job.OPTIONS``. This copy keeps the help from
 #: importing the job.

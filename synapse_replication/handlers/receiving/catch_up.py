@@ -40,11 +40,7 @@ from synapse_replication.handlers.events import (
 from synapse_replication.handlers.interfaces import EpochSink, LateRowSink, Link
 from synapse_replication.handlers.receiving.context import StreamContext
 from synapse_replication.handlers.receiving.decoding import RowDecoder
-from synapse_replication.handlers.receiving.writers import (
-    Announcement,
-    Writer,
-    size_of,
-)
+from synapse_replication.handlers.receiving.writers import Announcement, Writer, size_of
 from synapse_replication.streams.pages import Page, check_page
 from synapse_replication.streams.reader import (
     Advance,
