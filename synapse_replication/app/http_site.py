@@ -170,18 +170,19 @@ def make_sites(
         backlog=backlog,
         status=lambda: encode_status(snapshot()),
     )
+
+    def refused(status: int, why: str) -> None:
+        host.observer.observe(RequestRefused(status, why))
+
     hosts = [at.host for at in options.instances.values() if at.host]
     for listener in options.listeners:
-        if not listener.direct_tcp:
-            yield (
-                listener,
-                BoundedSite(
-                    make_root(listener.resources, registry, snapshot, replication),
-                    served_hosts(listener.addresses, [*options.allowed_hosts, *hosts]),
-                    guarded=None if options.secret is None else _REPLICATION_PATH,
-                    max_connections=options.max_http_connections,
-                    refused=lambda status, why: host.observer.observe(
-                        RequestRefused(status, why)
-                    ),
-                ),
-            )
+        if listener.direct_tcp:
+            continue
+        site = BoundedSite(
+            make_root(listener.resources, registry, snapshot, replication),
+            served_hosts(listener.addresses, [*options.allowed_hosts, *hosts]),
+            guarded=None if options.secret is None else _REPLICATION_PATH,
+            max_connections=options.max_http_connections,
+            refused=refused,
+        )
+        yield listener, site
