@@ -1,4 +1,4 @@
-"""The interfaces that hosts, connections and connection handlers implement.
+"""The interfaces of hosts, connections and connection handlers, and their values.
 
 A host is any object with the attributes of :class:`ReplicationHost`; inheritance is not
 needed. ``app/host.py`` implements a stand-alone host, and ``dropin/`` implements a host

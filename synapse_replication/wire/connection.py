@@ -425,6 +425,9 @@ class LineConnection:
             self.pending.add(1, data)
 
 
+# -- peers that speak another protocol ------------------------------------------------
+
+
 def _find_tls(data: bytes) -> RemoteProtocolError | None:
     """Return an error if the first bytes of a connection are a TLS record."""
     if data.startswith((_TLS_HANDSHAKE, _TLS_ALERT)):

@@ -58,7 +58,7 @@ from synapse_replication.wire.rdata import RdataGroup
 
 #: Work of this process on a stream, which must be done after what arrived before: a
 #: function, or a writer whose catch-up must be resumed.
-Work: TypeAlias = Callable[[], Awaitable[None] | None] | Writer
+QueuedWork: TypeAlias = Callable[[], Awaitable[None] | None] | Writer
 
 
 class CatchUps:
@@ -79,7 +79,7 @@ class CatchUps:
         decoder: RowDecoder,
         ask: Callable[[Link], None],
         connected: Callable[[], None],
-        enqueue: Callable[[Work], None],
+        enqueue: Callable[[QueuedWork], None],
         handle: Callable[[Link, RdataGroup | Announcement], Awaitable[None] | None],
         give_up: Callable[[Link, RdataGroup | Announcement], None],
     ) -> None:

@@ -1,4 +1,4 @@
-"""The options and collaborators that all parts of a received stream share."""
+"""What all parts of a received stream share: options, collaborators, and breaks."""
 
 from __future__ import annotations
 

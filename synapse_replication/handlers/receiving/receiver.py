@@ -38,7 +38,7 @@ from synapse_replication.handlers.events import (
     UnannouncedFound,
 )
 from synapse_replication.handlers.interfaces import LateRowSink, Link
-from synapse_replication.handlers.receiving.catch_up import CatchUps, Work
+from synapse_replication.handlers.receiving.catch_up import CatchUps, QueuedWork
 from synapse_replication.handlers.receiving.context import StreamContext
 from synapse_replication.handlers.receiving.decoding import RowDecoder
 from synapse_replication.handlers.receiving.queue import DrainedQueue, Queued
@@ -66,7 +66,7 @@ MAX_LATE = 100
 LATE_RETRY = 10.0
 
 #: What a queue contains: what arrived on a link, or work of this process.
-_Item: TypeAlias = tuple[Link, Received] | Work
+_Item: TypeAlias = tuple[Link, Received] | QueuedWork
 
 
 class StreamReceiver:
@@ -417,7 +417,7 @@ class StreamReceiver:
             lost = reader.lost_rows(link)
             context.discard(name, DiscardReason.CATCHING_UP, lost)
 
-    # -- a full queue ------------------------------------------------------------------
+    # -- a full queue -----------------------------------------------------------------
 
     def _give_up(self, queued_items: Iterable[Queued[_Item]]) -> list[Queued[_Item]]:
         """Handle a full queue's items without delivering their rows.
