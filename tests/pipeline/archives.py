@@ -17,11 +17,11 @@ from synapse_replication.pipeline.archive.files import DayWriter
 from synapse_replication.pipeline.archive.purges import OldDay, purge_archive
 from synapse_replication.pipeline.archive.store import ArchiveStore, open_store
 from synapse_replication.pipeline.progress import JobProgress
+from synapse_replication.pipeline.schemas import DatabaseTable, standard_tables
 from synapse_replication.pipeline.source.offsets import StreamOffset
 from synapse_replication.pipeline.source.options import SourceOptions
 from synapse_replication.pipeline.source.planning import Planner
 from synapse_replication.pipeline.source.reading import read_part, task_connection
-from synapse_replication.pipeline.tables import DatabaseTable, standard_tables
 from tests.support.archive_database import Key
 
 #: The day of archiving, which is the partition of rows without a time of writing.

@@ -17,8 +17,8 @@ from synapse_replication.pipeline.archive.job import (
     ArchiveSettings,
     run_archive,
 )
+from synapse_replication.pipeline.schemas import OBJECTS, standard_tables
 from synapse_replication.pipeline.settings import settings_of_dsn
-from synapse_replication.pipeline.tables import OBJECTS, standard_tables
 from tests.pipeline.audit.test_job import real_dsn
 from tests.pipeline.shared_session import shared_session
 from tests.support.recordings import FULL_RECORDING

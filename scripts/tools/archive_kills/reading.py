@@ -20,8 +20,7 @@ def read_by_pyarrow(folder: Path) -> list[Row]:
     from deltalake import DeltaTable
 
     from synapse_replication.pipeline.archive.store import open_store
-    from synapse_replication.pipeline.json_rows import json_rows
-    from synapse_replication.pipeline.tables import standard_tables
+    from synapse_replication.pipeline.schemas import json_rows, standard_tables
 
     store = open_store(folder)
     rows: list[Row] = []

@@ -20,6 +20,7 @@ import attrs
 from pyspark.sql import DataFrame, SparkSession, functions as sf
 
 from scripts.tools.pipeline_bench.memory import WorkerMemory
+from synapse_replication.pipeline.schemas import RowForm
 from synapse_replication.pipeline.settings import PipelineSettings
 from synapse_replication.pipeline.source.connections import (
     READ_TIMEOUT,
@@ -30,7 +31,6 @@ from synapse_replication.pipeline.source.options import SourceOptions, reader_op
 from synapse_replication.pipeline.source.planning import Planner
 from synapse_replication.pipeline.source.ranges import Part, range_sql
 from synapse_replication.pipeline.source.reading import task_connection
-from synapse_replication.pipeline.tables import RowForm
 
 #: The path of PostgreSQL's Java driver in Debian's libpostgresql-jdbc-java.
 DEBIAN_JAR = Path("/usr/share/java/postgresql.jar")

@@ -33,9 +33,8 @@ from synapse_replication.pipeline.archive.log import (
 )
 from synapse_replication.pipeline.archive.store import ArchiveStore
 from synapse_replication.pipeline.failures import storage_error_text
-from synapse_replication.pipeline.schemas import DAY
+from synapse_replication.pipeline.schemas import DAY, describe_table
 from synapse_replication.pipeline.source.offsets import StreamOffset
-from synapse_replication.pipeline.tables import describe_table
 
 _logger = logging.getLogger(__name__)
 

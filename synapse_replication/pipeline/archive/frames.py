@@ -32,8 +32,9 @@ if TYPE_CHECKING:
 class ArchivedTables:
     """The tables of an archive, each at one version.
 
-    :ivar streams: a frame for each stream, with :data:`~.tables.KEY_COLUMNS`, the typed
-        columns of the stream's rows, and ``day``. A stream without rows may be missing.
+    :ivar streams: a frame for each stream, with :data:`~.schemas.KEY_COLUMNS`, the
+        typed columns of the stream's rows, and ``day``. A stream without rows may be
+        missing.
     :ivar wire: the commands of recordings, with ARCHIVED_WIRE_SCHEMA; it may be empty.
     :ivar offsets: the offset up to which each stream is archived.
     :ivar purged: the range of purged tokens of each writer.

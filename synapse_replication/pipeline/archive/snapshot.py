@@ -32,20 +32,18 @@ from synapse_replication.pipeline.archive.log import (
     read_state,
 )
 from synapse_replication.pipeline.archive.store import ArchiveStore, open_archive
-from synapse_replication.pipeline.json_rows import json_rows
 from synapse_replication.pipeline.scan import Batches, Scan, Spark, grouped
 from synapse_replication.pipeline.schemas import (
     ARCHIVED_ROWS_SCHEMA,
     ARCHIVED_WIRE_SCHEMA,
-    with_texts,
-)
-from synapse_replication.pipeline.source.offsets import StreamOffset
-from synapse_replication.pipeline.tables import (
     TYPE_METADATA,
     Column,
     DatabaseTable,
+    json_rows,
     standard_tables,
+    with_texts,
 )
+from synapse_replication.pipeline.source.offsets import StreamOffset
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -133,7 +131,7 @@ class Snapshot:
     def rows(self, *columns: str) -> Scan:
         """Return the rows of all streams, without most of their content.
 
-        :param columns: :data:`~.tables.KEY_COLUMNS`, ``day``, and further columns such
+        :param columns: :data:`~.schemas.KEY_COLUMNS`, ``day``, and further columns such
             as ``room_id``, which are converted to text, and are null for streams that
             lack them.
         :return: ``stream`` and ``columns``.

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import attrs
 
 from synapse_replication.errors import PipelineError, excerpt
-from synapse_replication.pipeline.tables import DatabaseTable, table_of_codec
+from synapse_replication.pipeline.schemas import DatabaseTable, table_of_codec
 from synapse_replication.storage.row_queries import (
     STANDARD_QUERIES,
     RowQuery,

@@ -7,14 +7,13 @@ import json
 from typing import TYPE_CHECKING
 
 from synapse_replication.pipeline.scan import Scan
-from synapse_replication.pipeline.schemas import ROWS_SCHEMA, with_texts
+from synapse_replication.pipeline.schemas import ROWS_SCHEMA, RowForm, with_texts
 from synapse_replication.pipeline.settings import PipelineSettings
 from synapse_replication.pipeline.source.connections import read_transaction
 from synapse_replication.pipeline.source.offsets import offsets_to_json
 from synapse_replication.pipeline.source.options import SourceOptions, reader_options
 from synapse_replication.pipeline.source.planning import Planner
 from synapse_replication.pipeline.source.reading import read_parts
-from synapse_replication.pipeline.tables import RowForm
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -15,6 +15,7 @@ import msgspec
 from psycopg2.extensions import make_dsn
 
 from synapse_replication.errors import PipelineError, TokenError, excerpt
+from synapse_replication.pipeline.schemas import RowForm
 from synapse_replication.pipeline.settings import (
     PipelineSettings,
     settings_of_config,
@@ -27,7 +28,6 @@ from synapse_replication.pipeline.source.catalog import (
     stream_of,
 )
 from synapse_replication.pipeline.source.offsets import StreamOffset, offsets_from_json
-from synapse_replication.pipeline.tables import RowForm
 from synapse_replication.streams.table import TableStream
 from synapse_replication.streams.tokens import MultiWriterStreamToken
 

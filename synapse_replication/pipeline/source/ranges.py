@@ -11,9 +11,9 @@ from typing import Final
 
 import attrs
 
+from synapse_replication.pipeline.schemas import KIND, TYPES, Column
 from synapse_replication.pipeline.source.catalog import CatalogStream
 from synapse_replication.pipeline.source.offsets import StreamOffset
-from synapse_replication.pipeline.tables import KIND, TYPES, Column
 from synapse_replication.storage.queries import identifier, literal
 from synapse_replication.storage.row_queries import RowQuery
 

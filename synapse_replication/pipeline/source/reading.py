@@ -17,8 +17,7 @@ import pyarrow as pa
 from psycopg2.extensions import make_dsn
 
 from synapse_replication.errors import PipelineError, excerpt
-from synapse_replication.pipeline.json_rows import json_rows
-from synapse_replication.pipeline.schemas import ROWS_SCHEMA
+from synapse_replication.pipeline.schemas import KEY_COLUMNS, ROWS_SCHEMA, json_rows
 from synapse_replication.pipeline.source.connections import (
     DEFAULTS,
     READ_TIMEOUT,
@@ -28,7 +27,6 @@ from synapse_replication.pipeline.source.connections import (
     unreachable,
 )
 from synapse_replication.pipeline.source.ranges import Part, range_sql
-from synapse_replication.pipeline.tables import KEY_COLUMNS
 
 if TYPE_CHECKING:
     from adbc_driver_postgresql.dbapi import Connection

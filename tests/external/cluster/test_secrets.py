@@ -24,7 +24,7 @@ from synapse_replication.pipeline.archive.frames import read_archive
 from synapse_replication.pipeline.archive.job import ArchiveProgress
 from synapse_replication.pipeline.archive.job import ArchiveSettings, run_archive
 from synapse_replication.pipeline.spark.session import make_session
-from synapse_replication.pipeline.tables import RowForm
+from synapse_replication.pipeline.schemas import RowForm
 from synapse_replication.pipeline.settings import settings_of_dsn
 
 dsn, folder = sys.argv[1:]

@@ -15,8 +15,8 @@ from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.archive import files
 from synapse_replication.pipeline.archive.log import committer_of, read_state
 from synapse_replication.pipeline.archive.store import open_store
+from synapse_replication.pipeline.schemas import Column, standard_tables
 from synapse_replication.pipeline.source.offsets import StreamOffset
-from synapse_replication.pipeline.tables import Column, standard_tables
 from tests.pipeline.archives import add_rows_to, keys_of, open_table, receipts
 
 RECEIPTS = standard_tables()["receipts"]

@@ -26,8 +26,8 @@ from synapse_replication.pipeline.archive.job import (
     run_archive,
 )
 from synapse_replication.pipeline.archive.store import open_store
+from synapse_replication.pipeline.schemas import standard_tables
 from synapse_replication.pipeline.settings import settings_of_dsn
-from synapse_replication.pipeline.tables import standard_tables
 from synapse_replication.storage.row_queries import STANDARD_QUERIES, RowQuery
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS
 from synapse_replication.testing.servers import shared_postgres

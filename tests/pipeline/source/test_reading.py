@@ -8,13 +8,13 @@ import pickle
 import pyarrow as pa
 from twisted.trial.unittest import SynchronousTestCase
 
+from synapse_replication.pipeline.schemas import RowForm
 from synapse_replication.pipeline.source import ranges
 from synapse_replication.pipeline.source.connections import read_transaction
 from synapse_replication.pipeline.source.options import SourceOptions
 from synapse_replication.pipeline.source.planning import Plan
 from synapse_replication.pipeline.source.reading import read_parts
 from synapse_replication.pipeline.source.source import RowsPartition, partitions_of
-from synapse_replication.pipeline.tables import RowForm
 from tests.pipeline.histories import extract_dsn, history_dsn, plan
 
 
