@@ -21,8 +21,12 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import RemoveAction
 
 from synapse_replication.errors import PipelineError
-from synapse_replication.pipeline.archive.damage import ArchivedFile, files_of
-from synapse_replication.pipeline.archive.files import WITH_STATISTICS, WrittenFile
+from synapse_replication.pipeline.archive.files import (
+    WITH_STATISTICS,
+    ArchivedFile,
+    WrittenFile,
+    files_of,
+)
 from synapse_replication.pipeline.archive.log import (
     APPLICATION,
     TableState,

@@ -14,7 +14,7 @@ import attrs
 from pyspark.sql import DataFrame
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from synapse_replication.pipeline.archive.damage import ArchivedFile
+from synapse_replication.pipeline.archive.files import ArchivedFile
 from synapse_replication.pipeline.archive.log import PurgedRange
 from synapse_replication.pipeline.archive.snapshot import Snapshot, open_snapshot
 from synapse_replication.pipeline.scan import Scan

@@ -24,7 +24,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 from msgspec import Struct
 
 from synapse_replication.errors import PipelineError
-from synapse_replication.pipeline.archive.damage import (
+from synapse_replication.pipeline.archive.files import (
     ArchivedFile,
     dataset_of,
     files_of,

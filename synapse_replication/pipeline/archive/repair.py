@@ -18,15 +18,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from synapse_replication.errors import PipelineError
-from synapse_replication.pipeline.archive.damage import (
+from synapse_replication.pipeline.archive.delta_table import ArchiveTable
+from synapse_replication.pipeline.archive.files import (
     ArchivedFile,
     DamagedFile,
+    DayWriter,
     dataset_of,
     find_damage,
     wrong_sizes,
 )
-from synapse_replication.pipeline.archive.delta_table import ArchiveTable
-from synapse_replication.pipeline.archive.files import DayWriter
 from synapse_replication.pipeline.archive.log import (
     MISSING_REASON,
     damaged_log_files,

@@ -16,9 +16,12 @@ from typing import Any, Final
 import attrs
 
 from synapse_replication.errors import PipelineError
-from synapse_replication.pipeline.archive.damage import wrong_sizes
 from synapse_replication.pipeline.archive.delta_table import ArchiveTable
-from synapse_replication.pipeline.archive.files import DayWriter, WrittenFile
+from synapse_replication.pipeline.archive.files import (
+    DayWriter,
+    WrittenFile,
+    wrong_sizes,
+)
 from synapse_replication.pipeline.archive.store import ArchiveStore
 from synapse_replication.pipeline.failures import storage_error_text
 from synapse_replication.pipeline.scan import FEW_ROWS, Spark, batched, run_tasks

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from synapse_replication.errors import PipelineError
-from synapse_replication.pipeline.archive.damage import (
+from synapse_replication.pipeline.archive.files import (
     ArchivedFile,
     DamagedFile,
     dataset_of,

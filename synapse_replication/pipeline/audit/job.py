@@ -20,7 +20,7 @@ import attrs
 import duckdb
 
 from synapse_replication.data_files import read_queries
-from synapse_replication.pipeline.archive.damage import DamagedFile
+from synapse_replication.pipeline.archive.files import DamagedFile
 from synapse_replication.pipeline.archive.snapshot import (
     Snapshot,
     bounds_of,

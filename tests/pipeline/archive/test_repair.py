@@ -16,8 +16,8 @@ from deltalake import DeltaTable
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import PipelineError
-from synapse_replication.pipeline.archive import damage, repair
-from synapse_replication.pipeline.archive.damage import (
+from synapse_replication.pipeline.archive import files, repair
+from synapse_replication.pipeline.archive.files import (
     ArchivedFile,
     DamagedFile,
     find_damage,
@@ -131,7 +131,7 @@ class RepairTests(SynchronousTestCase):
                 self.assertIn("archive --repair", str(caught.exception))
             if "CRC" in reason:
                 # Check the files in tasks.
-                self.patch(damage, "FEW_ROWS", 0)
+                self.patch(files, "FEW_ROWS", 0)
             snapshot = open_snapshot(self.archive).verified(shared_session)
             (damaged,) = snapshot.damaged
             self.assertIn(reason, str(damaged))

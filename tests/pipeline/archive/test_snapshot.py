@@ -8,7 +8,7 @@ import attrs
 import pyarrow as pa
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.pipeline.archive.damage import ArchivedFile
+from synapse_replication.pipeline.archive.files import ArchivedFile
 from synapse_replication.pipeline.archive.snapshot import bounds_of, open_snapshot
 from tests.pipeline.archives import add_rows_to, make_archive, receipts
 from tests.pipeline.shared_session import shared_session
