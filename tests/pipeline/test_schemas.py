@@ -32,7 +32,7 @@ _DOCS = Path(__file__).parents[2] / "docs"
 
 #: Hints in errors, settings of reads, types of columns, and tables that no user sees.
 _INTERNAL = (
-    "hints.csv",
+    "archive/hints.csv",
     "source/parameters.csv",
     "source/settings.csv",
     "columns/types.csv",

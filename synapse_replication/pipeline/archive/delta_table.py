@@ -35,8 +35,7 @@ from synapse_replication.pipeline.archive.log import (
     committer_of,
     read_state,
 )
-from synapse_replication.pipeline.archive.store import ArchiveStore
-from synapse_replication.pipeline.failures import storage_error_text
+from synapse_replication.pipeline.archive.store import ArchiveStore, storage_error_text
 from synapse_replication.pipeline.schemas import DAY, describe_table
 from synapse_replication.pipeline.source.offsets import StreamOffset
 

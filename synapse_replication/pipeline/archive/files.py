@@ -29,8 +29,7 @@ from pyarrow import dataset, parquet
 
 from synapse_replication.durable import sync_folder
 from synapse_replication.errors import excerpt
-from synapse_replication.pipeline.archive.log import MISSING_REASON
-from synapse_replication.pipeline.archive.store import ArchiveStore
+from synapse_replication.pipeline.archive.store import MISSING_REASON, ArchiveStore
 from synapse_replication.pipeline.scan import FEW_ROWS, Spark, grouped, run_tasks
 from synapse_replication.pipeline.schemas import DAY
 

@@ -34,12 +34,14 @@ from synapse_replication.pipeline.archive.delta_table import ArchiveTable
 from synapse_replication.pipeline.archive.metrics import ArchiveMetrics
 from synapse_replication.pipeline.archive.row_archive import RowsArchiver, WrittenRows
 from synapse_replication.pipeline.archive.store import open_store
-from synapse_replication.pipeline.failures import spark_errors_shortened
 from synapse_replication.pipeline.progress import Display
 from synapse_replication.pipeline.schemas import ARCHIVED_WIRE_SCHEMA
 from synapse_replication.pipeline.settings import PipelineSettings
 from synapse_replication.pipeline.source.options import SourceOptions, reader_options
-from synapse_replication.pipeline.spark.session import job_session
+from synapse_replication.pipeline.spark.session import (
+    job_session,
+    spark_errors_shortened,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -1,4 +1,4 @@
-"""The transaction logs of an archive's tables: metadata in commits, damaged files.
+"""The transaction logs of an archive's tables: metadata in commits.
 
 A commit that adds rows of a stream contains the resulting offset of the stream, and an
 application transaction with the number of the batch. Rows and offset therefore become
@@ -16,15 +16,11 @@ from __future__ import annotations
 import datetime
 import json
 import os
-import re
 import socket
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Final
 
 import attrs
-import pyarrow as pa
-from pyarrow import parquet
-from pyarrow.fs import FileInfo, FileSelector, FileSystem
 
 from synapse_replication.errors import PipelineError, excerpt
 from synapse_replication.pipeline.source.offsets import StreamOffset
@@ -41,12 +37,6 @@ _OFFSET: Final = "synapse_replication.offset"
 _BATCH: Final = "synapse_replication.batch"
 _WRITTEN_BY: Final = "synapse_replication.written_by"
 _PURGED: Final = "synapse_replication.purged"
-
-#: The reason of a file that does not exist.
-MISSING_REASON: Final = "is missing"
-
-#: The names of commits and of checkpoints in a log, with their version.
-_LOG_FILE: Final = re.compile(r"(\d{20})(\.checkpoint(\.[\w-]+)*\.parquet|\.json)")
 
 #: The number of newest commits that each search for the offset covers; ``None`` for
 #: all commits.
@@ -204,49 +194,3 @@ def purged_properties(ranges: list[PurgedRange]) -> dict[str, str]:
         ends[each.instance_name].append(each.last_token)
     merged = {writer: (min(tokens), max(tokens)) for writer, tokens in ends.items()}
     return {_PURGED: json.dumps(merged, sort_keys=True)}
-
-
-# -- damaged files ------------------------------------------------------------------
-
-
-def damaged_log_files(filesystem: FileSystem, path: str) -> list[tuple[str, str]]:
-    """Return the files of a table's log that are damaged or missing, with the reason.
-
-    Commits that a checkpoint replaces may be missing.
-
-    :param path: the path of the table.
-    """
-    selector = FileSelector(f"{path}/_delta_log", allow_not_found=True)
-    damaged: list[tuple[str, str]] = []
-    commits: set[int] = set()
-    first = 0
-    for info in sorted(filesystem.get_file_info(selector), key=_checkpoints_first):
-        found = _LOG_FILE.fullmatch(info.base_name)
-        if found is None:
-            continue
-        version, is_commit = int(found[1]), info.extension == "json"
-        if is_commit:
-            commits.add(version)
-        try:
-            with filesystem.open_input_file(info.path) as file:
-                _check_commit(file.read()) if is_commit else parquet.read_table(file)
-        except (pa.ArrowException, OSError, ValueError) as error:
-            damaged.append((info.base_name, f"is damaged ({excerpt(str(error))})"))
-        else:
-            first = first if is_commit else version + 1
-    for version in range(first, max(commits, default=-1)):
-        if version not in commits:
-            damaged.append((f"{version:020}.json", MISSING_REASON))
-    return damaged
-
-
-def _checkpoints_first(info: FileInfo) -> tuple[bool, str]:
-    return info.extension == "json", info.path
-
-
-def _check_commit(content: bytes) -> None:
-    lines = content.splitlines()
-    if not lines:
-        raise ValueError("the file is empty")
-    for line in lines:
-        json.loads(line)

@@ -36,8 +36,11 @@ from synapse_replication.pipeline.archive.log import (
     read_purged_ranges,
     read_state,
 )
-from synapse_replication.pipeline.archive.store import ArchiveStore, open_archive
-from synapse_replication.pipeline.failures import storage_error_text
+from synapse_replication.pipeline.archive.store import (
+    ArchiveStore,
+    open_archive,
+    storage_error_text,
+)
 from synapse_replication.pipeline.schemas import DAY
 
 if TYPE_CHECKING:

@@ -28,12 +28,14 @@ from synapse_replication.pipeline.archive.files import (
     wrong_sizes,
 )
 from synapse_replication.pipeline.archive.log import (
-    MISSING_REASON,
-    damaged_log_files,
     offsets_around,
     read_purged_ranges,
 )
-from synapse_replication.pipeline.archive.store import ArchiveStore, open_archive
+from synapse_replication.pipeline.archive.store import (
+    MISSING_REASON,
+    ArchiveStore,
+    open_archive,
+)
 from synapse_replication.pipeline.source.connections import read_transaction
 from synapse_replication.pipeline.source.offsets import StreamOffset
 from synapse_replication.pipeline.source.options import SourceOptions
@@ -115,7 +117,7 @@ def repair_archive(
             continue
         report(f"check {stream}")
         uri = store.stream_uri(stream)
-        log_files = damaged_log_files(store.filesystem, store.path(uri))
+        log_files = store.damaged_log_files(uri)
         for name, reason in log_files:
             report(f"{stream}: {uri}/_delta_log/{name} {reason}")
         lost_commits = replace_log_files(store, uri, log_files)

@@ -22,8 +22,7 @@ from synapse_replication.pipeline.archive.files import (
     WrittenFile,
     wrong_sizes,
 )
-from synapse_replication.pipeline.archive.store import ArchiveStore
-from synapse_replication.pipeline.failures import storage_error_text
+from synapse_replication.pipeline.archive.store import ArchiveStore, storage_error_text
 from synapse_replication.pipeline.scan import FEW_ROWS, Spark, batched, run_tasks
 from synapse_replication.pipeline.source.completeness import (
     last_allocated_id,

@@ -8,30 +8,54 @@
 Credentials of an object store come from its usual environment variables, which the
 Spark driver reads. They are sent to tasks, like the database's password, so that
 executors need no configuration.
+
+The errors name the location, the cause in one line, and, if the cause is a typical one,
+what to do about it. If the transaction log of a table cannot be read, the error names
+the damaged files of the log.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, unquote, urlsplit
 
 import attrs
+import click
 import pyarrow as pa
-from pyarrow import fs
+from pyarrow import fs, parquet
 from pyarrow.fs import FileInfo, FileSelector, FileSystem, FileType
 
+from synapse_replication.data_files import read_table
 from synapse_replication.errors import PipelineError, excerpt
-from synapse_replication.pipeline.archive.log import damaged_log_files
-from synapse_replication.pipeline.failures import storage_error_text
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
+
+#: The reason of a file that does not exist.
+MISSING_REASON: Final = "is missing"
+
+#: The names of commits and of checkpoints in a log, with their version.
+_LOG_FILE: Final = re.compile(r"(\d{20})(\.checkpoint(\.[\w-]+)*\.parquet|\.json)")
+
+#: The maximum length of a cause. The end of a longer one is shown.
+_LONGEST: Final = 300
+
+#: The answer of an S3 server.
+_ANSWER: Final = re.compile(r"<Code>(\w+)</Code>\s*<Message>([^<]*)</Message>")
+
+#: The number of the last errors of a chain that are shown.
+_SHOWN: Final = 3
+
+#: Regular expressions for the texts of errors, and what to do about them.
+_HINTS: Final = read_table(Path(__file__).with_name("hints.csv"))
+
 _STREAMS: Final = "streams"
 _WIRE: Final = "wire"
-
 
 #: The prefixes of the environment variables that configure access to an object
 #: store.
@@ -130,7 +154,7 @@ class ArchiveStore:
     def _damaged_log(self, uri: str) -> PipelineError | None:
         """Return an error that names the damaged files of a log, if there are any."""
         try:
-            damaged = damaged_log_files(self.filesystem, self.path(uri))
+            damaged = self.damaged_log_files(uri)
         except OSError:
             # The store cannot be reached, which the caller reports.
             return None
@@ -142,6 +166,40 @@ class ArchiveStore:
             + "; restore these files from a backup, or run: synapse-replication "
             "pipeline archive --repair"
         )
+
+    def damaged_log_files(self, uri: str) -> list[tuple[str, str]]:
+        """Return the damaged and missing files of a table's log, with the reason.
+
+        Commits that a checkpoint replaces may be missing.
+
+        :param uri: the URI of the table.
+        """
+        filesystem = self.filesystem
+        selector = FileSelector(f"{self.path(uri)}/_delta_log", allow_not_found=True)
+        damaged: list[tuple[str, str]] = []
+        commits: set[int] = set()
+        first = 0
+        for info in sorted(filesystem.get_file_info(selector), key=_checkpoints_first):
+            found = _LOG_FILE.fullmatch(info.base_name)
+            if found is None:
+                continue
+            version, is_commit = int(found[1]), info.extension == "json"
+            if is_commit:
+                commits.add(version)
+            try:
+                with filesystem.open_input_file(info.path) as file:
+                    if is_commit:
+                        _check_commit(file.read())
+                    else:
+                        parquet.read_table(file)
+            except (pa.ArrowException, OSError, ValueError) as error:
+                damaged.append((info.base_name, f"is damaged ({excerpt(str(error))})"))
+            else:
+                first = first if is_commit else version + 1
+        for version in range(first, max(commits, default=-1)):
+            if version not in commits:
+                damaged.append((f"{version:020}.json", MISSING_REASON))
+        return damaged
 
     @property
     def delta_options(self) -> dict[str, str] | None:
@@ -185,6 +243,18 @@ class ArchiveStore:
         return PipelineError(
             f"the archive {self.uri} cannot be read: {storage_error_text(error)}"
         )
+
+
+def _checkpoints_first(info: FileInfo) -> tuple[bool, str]:
+    return info.extension == "json", info.path
+
+
+def _check_commit(content: bytes) -> None:
+    lines = content.splitlines()
+    if not lines:
+        raise ValueError("the file is empty")
+    for line in lines:
+        json.loads(line)
 
 
 def _s3(options: Mapping[str, str]) -> FileSystem:
@@ -251,3 +321,22 @@ def open_archive(archive: str | os.PathLike[str]) -> ArchiveStore:
             "archive"
         )
     return store
+
+
+def storage_error_text(error: Exception | str) -> str:
+    """Return the cause of an error, in one line and without colours, with a hint.
+
+    Errors of delta-rs are chains, whose last elements are the cause.
+    """
+    text = click.unstyle(str(error))
+    if answer := _ANSWER.search(text):
+        cause = f"{answer[1]}: {answer[2]}"
+    else:
+        chain = [" ".join(part.split()) for part in text.split("\u21b3")]
+        cause = ": ".join(chain[-_SHOWN:])
+    cause = "".join(each if each.isprintable() else "?" for each in cause)
+    if len(cause) > _LONGEST:
+        cause = "..." + cause[-_LONGEST:]
+    hints = (row["Hint"] for row in _HINTS if re.search(row["Error"], text))
+    hint = next(hints, None)
+    return cause if hint is None else f"{cause}; {hint}"

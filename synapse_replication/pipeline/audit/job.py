@@ -44,7 +44,6 @@ from synapse_replication.pipeline.audit.ids import (
     pack,
     packed,
 )
-from synapse_replication.pipeline.failures import spark_errors_shortened
 from synapse_replication.pipeline.lines import load_lines
 from synapse_replication.pipeline.progress import JobProgress
 from synapse_replication.pipeline.scan import Scan, Spark
@@ -52,7 +51,10 @@ from synapse_replication.pipeline.schemas import FINDINGS_SCHEMA
 from synapse_replication.pipeline.settings import PipelineSettings
 from synapse_replication.pipeline.source.connections import read_transaction
 from synapse_replication.pipeline.source.frames import scan_rows
-from synapse_replication.pipeline.spark.session import lazy_session
+from synapse_replication.pipeline.spark.session import (
+    lazy_session,
+    spark_errors_shortened,
+)
 from synapse_replication.pipeline.workspace import (
     batches_as,
     load,

@@ -10,7 +10,6 @@ from typing import Final
 from synapse_replication.pipeline.archive.snapshot import Snapshot, open_snapshot
 from synapse_replication.pipeline.audit.findings import read_findings
 from synapse_replication.pipeline.audit.job import AUDIT_STEPS, audited
-from synapse_replication.pipeline.failures import spark_errors_shortened
 from synapse_replication.pipeline.folders import created_atomically, path_of_new_folder
 from synapse_replication.pipeline.lines import load_lines
 from synapse_replication.pipeline.progress import JobProgress
@@ -24,7 +23,10 @@ from synapse_replication.pipeline.report.counts import (
 from synapse_replication.pipeline.scan import Scan
 from synapse_replication.pipeline.settings import PipelineSettings
 from synapse_replication.pipeline.source.frames import scan_rows
-from synapse_replication.pipeline.spark.session import lazy_session
+from synapse_replication.pipeline.spark.session import (
+    lazy_session,
+    spark_errors_shortened,
+)
 from synapse_replication.pipeline.workspace import load, open_workspace
 
 #: The number of steps in addition to those of an audit: count, draw.

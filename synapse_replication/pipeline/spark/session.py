@@ -1,7 +1,15 @@
-"""Creates the Spark session of the jobs, after checking its requirements.
+"""Creates the Spark session of the jobs, and shortens Spark's errors to one line.
 
 The session runs on a laptop (``local[*]``) or on the cluster of any ``--master``.
 docs/pipeline.rst says how to run jobs on a cluster, and how to change Spark's settings.
+Its requirements are checked first.
+
+This package's errors name the problem and its solution. If a Python worker raises such
+an error, the driver receives the error's message within an exception of Spark, among a
+hundred lines of stack traces. :func:`spark_errors_shortened` extracts that message. If
+a file was removed while it was being read, it explains this. Of any other failure, it
+shows the last exception of a Python traceback or, without a traceback, the first line
+of the message.
 """
 
 from __future__ import annotations
@@ -10,6 +18,7 @@ import contextlib
 import functools
 import logging
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -17,8 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from synapse_replication.data_files import read_table
-from synapse_replication.errors import SparkMissingError
-from synapse_replication.pipeline.failures import spark_error_text
+from synapse_replication.errors import PipelineError, SparkMissingError
 from synapse_replication.pipeline.spark.java import check_java
 from synapse_replication.pipeline.spark.noise import JavaErrors, filtered_stderr
 
@@ -76,14 +84,12 @@ def make_session(
     conf = SparkConf(loadDefaults=False).setAll(list(options.items()))
     _start_java(conf)
     try:
-        session = SparkSession.builder.config(conf=conf).getOrCreate()
-    except Exception as error:
-        # Compare names, because py4j is only partly typed.
-        if not type(error).__module__.startswith(("pyspark.", "py4j.")):
-            raise
+        with spark_errors_shortened():
+            session = SparkSession.builder.config(conf=conf).getOrCreate()
+    except PipelineError as error:
         where = options.get("spark.master", "the configured master")
         raise SparkMissingError(
-            f"Spark cannot be started on {where}: {spark_error_text(error)}; is the "
+            f"Spark cannot be started on {where}: {error}; is the "
             "master running, and can this machine reach it? Check --master"
         ) from error
     if not session.sparkContext.getConf().contains(_SHUFFLE_PARTITIONS):
@@ -170,3 +176,68 @@ def _settings() -> dict[str, str]:
     }
     rows = read_table(folder / "settings.csv")
     return {row["Setting"]: row["Value"].format(**values) for row in rows}
+
+
+# -- errors ------------------------------------------------------------------------
+
+# "synapse_replication.errors.PipelineError: text", up to the end of the line, without
+# the SQLSTATE that Spark appends.
+_OURS = re.compile(
+    r"synapse_replication\.errors\.\w+Error: (.+?)(?:\s*SQLSTATE: \w+)*\s*$",
+    re.MULTILINE,
+)
+
+#: Messages about a file that was removed after it was listed.
+_FILE_GONE = re.compile(
+    r"FAILED_READ_FILE\.FILE_NOT_EXIST|FileNotFound(?:Exception|Error)"
+)
+
+#: The last line of a Python traceback.
+_RAISED = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception): .+$", re.MULTILINE)
+
+#: A line that Py4J puts before a Java exception.
+_OF_PY4J = re.compile(r"An error occurred while calling \S+\.?$")
+
+#: The number of characters after which a message that is not from this package is cut.
+_LONGEST_MESSAGE = 400
+
+
+def _error_text(error: BaseException) -> str:
+    """Return the message of a Spark exception, without stack traces."""
+    text = str(error)
+    ours = _OURS.findall(text)
+    if ours:
+        # Use the last one: in a Python traceback, it is the exception that was raised
+        # last; after Java's "Caused by", it is the root cause.
+        return str(ours[-1])
+    if _FILE_GONE.search(text):
+        return (
+            "a file was removed while it was being read. If the archive was compacted "
+            "or purged at the same time, no data is lost; run the job again"
+        )
+    if "Traceback (most recent call last)" in text and (
+        raised := _RAISED.findall(text)
+    ):
+        return _cut(raised[-1])
+    lines = (line.strip(": \t") for line in text.splitlines())
+    first = next((line for line in lines if line and not _OF_PY4J.match(line)), "")
+    return _cut(first or type(error).__name__)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _LONGEST_MESSAGE else text[:_LONGEST_MESSAGE] + "..."
+
+
+@contextlib.contextmanager
+def spark_errors_shortened() -> Iterator[None]:
+    """Shorten the exceptions that Spark raises within the context.
+
+    :raises PipelineError: if Spark raises an exception.
+    """
+    try:
+        yield
+    except Exception as error:
+        # Compare names, because the classes cannot be imported without Spark.
+        if not type(error).__module__.startswith(("pyspark.", "py4j.")):
+            raise
+        raise PipelineError(_error_text(error)) from error

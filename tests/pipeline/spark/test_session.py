@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+from pyspark.errors import AnalysisException
 from twisted.trial.unittest import SynchronousTestCase
 
+from synapse_replication.errors import PipelineError
+from synapse_replication.pipeline.spark.session import spark_errors_shortened
 from tests.pipeline.shared_session import shared_session
+
+TRACE = """[PYTHON_DATA_SOURCE_ERROR] Failed to plan: Traceback (most recent call last):
+  File "a.py", line 1, in x
+psycopg2.OperationalError: no
+
+During handling of the above exception, another exception occurred:
+
+synapse_replication.errors.PipelineError: streams: there is no stream x; write y
+ SQLSTATE: 38000
+"""
 
 
 class SessionTests(SynchronousTestCase):
@@ -16,3 +29,79 @@ class SessionTests(SynchronousTestCase):
             "SELECT TIMESTAMP '1970-01-01' = timestamp_millis(0)"
         )
         self.assertEqual([list(row) for row in rows.collect()], [[True]])
+
+
+class ShortFailuresTests(SynchronousTestCase):
+    """Tests for shortening Spark's exceptions."""
+
+    def shortened(self, error: BaseException) -> str:
+        """Return the shortened text of an exception."""
+
+        def fail() -> None:
+            with spark_errors_shortened():
+                raise error
+
+        return str(self.assertRaises(PipelineError, fail))
+
+    def test_ours(self) -> None:
+        """A PipelineError is reduced to its message."""
+        self.assertEqual(
+            self.shortened(AnalysisException(TRACE)),
+            "streams: there is no stream x; write y",
+        )
+        self.assertEqual(self.shortened(PipelineError("as it is")), "as it is")
+
+    def test_of_spark(self) -> None:
+        """Any other exception of Spark is reduced to its first line, and truncated."""
+        self.assertEqual(self.shortened(AnalysisException("\n a\nb")), "a")
+        self.assertEqual(len(self.shortened(AnalysisException("x" * 9000))), 403)
+        of_java = (
+            "An error occurred while calling o7.count.\n: java.lang.Error: why\n at"
+        )
+        self.assertEqual(
+            self.shortened(AnalysisException(of_java)), "java.lang.Error: why"
+        )
+
+    def test_of_a_worker(self) -> None:
+        """
+        A failure in a Python worker is reduced to the exception that the worker raised.
+        """
+        shortened = self.shortened(
+            AnalysisException(
+                "[PYTHON_EXCEPTION] An exception was thrown from the Python worker: "
+                "Traceback (most recent call last):\n"
+                '  File "a.py", line 1, in x\n'
+                "pyarrow.lib.ArrowInvalid: not a Parquet file\n"
+                "OSError: cannot open it\n SQLSTATE: 38000\n"
+            )
+        )
+        self.assertEqual(shortened, "OSError: cannot open it")
+        shortened = self.shortened(
+            AnalysisException(
+                "Traceback (most recent call last):\n"
+                "FileNotFoundError: [Errno 2] x.parquet\n"
+            )
+        )
+        self.assertIn("run the job again", shortened)
+
+    def test_file_gone(self) -> None:
+        """
+        If a compaction removed a file of the archive, the error says to run the job
+        again.
+        """
+        shortened = self.shortened(
+            AnalysisException(
+                "Job aborted.\n[FAILED_READ_FILE.FILE_NOT_EXIST] Encountered error "
+                "while reading file file:///a/rows/stream=s/day=d/x.parquet."
+            )
+        )
+        self.assertIn("run the job again", shortened)
+
+    def test_others_pass(self) -> None:
+        """Exceptions that are not from Spark are unchanged."""
+
+        def fail() -> None:
+            with spark_errors_shortened():
+                raise KeyError("x")
+
+        self.assertRaises(KeyError, fail)
