@@ -27,9 +27,8 @@ from synapse_replication.pipeline.audit.job import (
     VIEWS,
     run_check,
 )
-from synapse_replication.pipeline.lines import lines_schema
 from synapse_replication.pipeline.scan import Scan
-from synapse_replication.pipeline.workspace import load
+from synapse_replication.pipeline.workspace import lines_schema, load
 from synapse_replication.storage.schema import DELTAS
 from synapse_replication.streams.rows import encode_json
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS

@@ -10,7 +10,7 @@ import click
 from synapse_replication.cli.common import command
 from synapse_replication.cli.pipeline.options import archive_option, json_option
 
-#: The output formats: the keys of ``export_job.OPTIONS``. This copy keeps the help from
+#: The output formats: the keys of ``pipeline.export.OPTIONS``. This copy keeps the help from
 #: importing the job.
 FORMATS = ("parquet", "csv", "jsonl")
 
@@ -58,7 +58,7 @@ def export_command(
     Without --stream, the content of each row is JSON in the column named row: an array
     in jsonl, the text of an array in csv and parquet.
     """
-    from synapse_replication.pipeline.archive.export_job import export_rows
+    from synapse_replication.pipeline.export import export_rows
     from synapse_replication.pipeline.progress import JobProgress
 
     with JobProgress(sys.stderr, 1) as progress:

@@ -44,7 +44,6 @@ from synapse_replication.pipeline.audit.ids import (
     pack,
     packed,
 )
-from synapse_replication.pipeline.lines import load_lines
 from synapse_replication.pipeline.progress import JobProgress
 from synapse_replication.pipeline.scan import Scan, Spark
 from synapse_replication.pipeline.schemas import FINDINGS_SCHEMA
@@ -58,6 +57,7 @@ from synapse_replication.pipeline.spark.session import (
 from synapse_replication.pipeline.workspace import (
     batches_as,
     load,
+    load_lines,
     open_workspace,
     rows_of,
 )

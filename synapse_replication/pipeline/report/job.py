@@ -10,8 +10,6 @@ from typing import Final
 from synapse_replication.pipeline.archive.snapshot import Snapshot, open_snapshot
 from synapse_replication.pipeline.audit.findings import read_findings
 from synapse_replication.pipeline.audit.job import AUDIT_STEPS, audited
-from synapse_replication.pipeline.folders import created_atomically, path_of_new_folder
-from synapse_replication.pipeline.lines import load_lines
 from synapse_replication.pipeline.progress import JobProgress
 from synapse_replication.pipeline.report.counts import (
     LINE_COLUMNS,
@@ -27,7 +25,13 @@ from synapse_replication.pipeline.spark.session import (
     lazy_session,
     spark_errors_shortened,
 )
-from synapse_replication.pipeline.workspace import load, open_workspace
+from synapse_replication.pipeline.workspace import (
+    created_atomically,
+    load,
+    load_lines,
+    open_workspace,
+    path_of_new_folder,
+)
 
 #: The number of steps in addition to those of an audit: count, draw.
 _STEPS: Final = 2

@@ -12,7 +12,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.cli.pipeline import pipeline_command
 from synapse_replication.cli.pipeline.export import FORMATS
-from synapse_replication.pipeline.archive import export_job
+from synapse_replication.pipeline import export
 
 #: Code that hides Spark, as if the extra were not installed.
 _HIDE_SPARK = """
@@ -127,4 +127,4 @@ class ExportTests(SynchronousTestCase):
 
     def test_formats(self) -> None:
         """The command accepts the formats of the job."""
-        self.assertEqual(list(FORMATS), list(export_job.OPTIONS))
+        self.assertEqual(list(FORMATS), list(export.OPTIONS))

@@ -17,7 +17,6 @@ from twisted.trial.unittest import SynchronousTestCase
 from synapse_replication.cli.pipeline.report import report_command
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.audit.findings import AuditFinding, Severity
-from synapse_replication.pipeline.lines import lines_schema
 from synapse_replication.pipeline.report.counts import (
     LINE_COLUMNS,
     QUERIES,
@@ -25,7 +24,7 @@ from synapse_replication.pipeline.report.counts import (
     ReportData,
     collect_report,
 )
-from synapse_replication.pipeline.workspace import rows_of
+from synapse_replication.pipeline.workspace import lines_schema, rows_of
 from tests.pipeline.audits import load_rows
 
 UTC = datetime.timezone.utc

@@ -9,9 +9,13 @@ import pyarrow as pa
 
 from synapse_replication.errors import PipelineError, excerpt
 from synapse_replication.pipeline.archive.snapshot import Snapshot, open_snapshot
-from synapse_replication.pipeline.folders import created_atomically, path_of_new_folder
 from synapse_replication.pipeline.scan import Scan
-from synapse_replication.pipeline.workspace import batches_as, open_workspace
+from synapse_replication.pipeline.workspace import (
+    batches_as,
+    created_atomically,
+    open_workspace,
+    path_of_new_folder,
+)
 
 #: The options of each format.
 OPTIONS = {

@@ -1,4 +1,4 @@
-"""Tests for :mod:`synapse_replication.pipeline.archive.export_job`."""
+"""Tests for :mod:`synapse_replication.pipeline.export`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.cli.pipeline.export import export_command
 from synapse_replication.errors import PipelineError
-from synapse_replication.pipeline.archive.export_job import export_rows
+from synapse_replication.pipeline.export import export_rows
 from synapse_replication.pipeline.schemas import ARCHIVED_ROWS_SCHEMA
 from tests.pipeline.archives import make_archive
 
