@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from pyarrow import parquet
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.cli.pipeline.export import export_command
+from synapse_replication.cli.pipeline.archives import export_command
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.export import export_rows
 from synapse_replication.pipeline.schemas import ARCHIVED_ROWS_SCHEMA

@@ -15,13 +15,14 @@ from typing import Any
 
 import click
 
-from synapse_replication.cli.pipeline.archive import archive_command
-from synapse_replication.cli.pipeline.audit import audit_command
+from synapse_replication.cli.pipeline.analysis import audit_command, report_command
+from synapse_replication.cli.pipeline.archives import (
+    archive_command,
+    export_command,
+    purge_command,
+)
 from synapse_replication.cli.pipeline.bootstrap import bootstrap_command
-from synapse_replication.cli.pipeline.export import export_command
 from synapse_replication.cli.pipeline.options import needs_spark
-from synapse_replication.cli.pipeline.purge import purge_command
-from synapse_replication.cli.pipeline.report import report_command
 
 
 class _JobGroup(click.Group):

@@ -11,7 +11,7 @@ from typing import Any
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.cli.pipeline import pipeline_command
-from synapse_replication.cli.pipeline.export import FORMATS
+from synapse_replication.cli.pipeline.archives import FORMATS
 from synapse_replication.pipeline import export
 
 #: Code that hides Spark, as if the extra were not installed.

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from deltalake import DeltaTable
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.cli.pipeline.purge import purge_command
+from synapse_replication.cli.pipeline.archives import purge_command
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.archive import purges
 from synapse_replication.pipeline.archive.log import PurgedRange, read_purged_ranges

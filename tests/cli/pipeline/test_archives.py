@@ -8,7 +8,7 @@ from pathlib import Path
 from click.testing import CliRunner
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.cli.pipeline.archive import archive_command
+from synapse_replication.cli.pipeline.archives import archive_command
 from tests.pipeline.shared_session import shared_session
 
 

@@ -1,7 +1,8 @@
-"""``synapse-replication pipeline archive``: archives rows and recordings with Spark."""
+"""The commands that write an archive, and that export or purge its rows."""
 
 from __future__ import annotations
 
+import datetime
 import json
 import sys
 from contextlib import ExitStack
@@ -9,23 +10,20 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 import click
+import msgspec
 
 from synapse_replication.cli.common import command
-from synapse_replication.cli.pipeline.options import (
-    archive_option,
-    json_option,
-    master_option,
-    optional_source_options,
-)
+from synapse_replication.cli.pipeline import options
 from synapse_replication.pipeline.settings import PipelineSettings
+from synapse_replication.text import counted
 
 if TYPE_CHECKING:
     from synapse_replication.pipeline.archive.job import ArchiveSettings, Numbers
 
 
 @command("archive", "pipeline archive -c homeserver.yaml --archive /srv/archive --once")
-@optional_source_options
-@archive_option
+@options.optional_source_options
+@options.archive_option
 @click.option(
     "--recording",
     "recordings",
@@ -90,15 +88,15 @@ if TYPE_CHECKING:
     show_default=True,
     help="The address for --metrics-port. Access is not restricted.",
 )
-@master_option
-@json_option
+@options.master_option
+@options.json_option
 def archive_command(
     settings: PipelineSettings | None,
     repair: bool,
     metrics_port: int | None,
     metrics_host: str,
     as_json: bool,
-    **options: Any,
+    **given: Any,
 ) -> None:
     """Archive the rows of a database, and recordings, exactly once in Delta tables.
 
@@ -109,7 +107,7 @@ def archive_command(
     all complete rows and all closed recordings are archived. A row is complete if its
     writer cannot commit a row with a lower id any more.
     """
-    if settings is None and not options["recordings"]:
+    if settings is None and not given["recordings"]:
         raise click.UsageError(
             "nothing to archive: add -c or --dsn for the rows of a database, "
             "--recording for recordings, or both"
@@ -120,8 +118,8 @@ def archive_command(
         )
     from synapse_replication.pipeline.archive.job import ArchiveSettings
 
-    given = {name: value for name, value in options.items() if value is not None}
-    archive_settings = ArchiveSettings(source=settings, **given)
+    chosen = {name: value for name, value in given.items() if value is not None}
+    archive_settings = ArchiveSettings(source=settings, **chosen)
     if repair:
         _repair(archive_settings, as_json=as_json)
         return
@@ -163,10 +161,10 @@ def _archive(settings: ArchiveSettings, metrics: tuple[str, int] | None) -> Numb
 def _repair(settings: ArchiveSettings, *, as_json: bool) -> None:
     from synapse_replication.pipeline.archive.repair import repair_archive
 
-    options = settings.source_options()
-    assert options is not None
+    source = settings.source_options()
+    assert source is not None
     repairs = repair_archive(
-        settings.archive, options, lambda text: click.echo(text, err=True)
+        settings.archive, source, lambda text: click.echo(text, err=True)
     )
     if as_json:
         shown = [
@@ -184,3 +182,111 @@ def _repair(settings: ArchiveSettings, *, as_json: bool) -> None:
         click.echo(each.describe())
     if not repairs:
         click.echo("no file is damaged")
+
+
+#: The output formats: the keys of ``pipeline.export.OPTIONS``. This copy keeps the help
+#: from importing the job.
+FORMATS = ("parquet", "csv", "jsonl")
+
+
+@command(
+    "export", "pipeline export --archive /srv/archive --out rows --stream receipts"
+)
+@options.archive_option
+@click.option(
+    "--out",
+    required=True,
+    metavar="DIR",
+    help="The folder to create for the file. It must not exist.",
+)
+@click.option(
+    "--format",
+    "format_",
+    type=click.Choice(FORMATS),
+    default="parquet",
+    show_default=True,
+)
+@click.option(
+    "--stream",
+    metavar="NAME",
+    help="Export only this stream, with a column for each field of its rows. By "
+    "default, all streams are exported, with rows as JSON.",
+)
+@click.option(
+    "--where",
+    metavar="SQL",
+    help="Export only the rows for which this expression over the columns is true, for "
+    "instance \"stream = 'events' AND day >= '2026-01-31'\".",
+)
+@options.json_option
+def export_command(
+    archive: str,
+    out: str,
+    format_: str,
+    stream: str | None,
+    where: str | None,
+    as_json: bool,
+) -> None:
+    """Write rows of an archive to a file for other programs.
+
+    Without --stream, the content of each row is JSON in the column named row: an array
+    in jsonl, the text of an array in csv and parquet.
+    """
+    from synapse_replication.pipeline.export import export_rows
+    from synapse_replication.pipeline.progress import JobProgress
+
+    with JobProgress(sys.stderr, 1) as progress:
+        progress.begin("write rows")
+        rows = export_rows(archive, out, format_, where, stream=stream)
+    if as_json:
+        click.echo(json.dumps({"rows": rows, "folder": out, "format": format_}))
+    else:
+        click.echo(f"{rows} rows written to {out}")
+
+
+@command("purge", "pipeline purge --archive /srv/archive --before 2026-01-31 --dry-run")
+@options.archive_option
+@click.option(
+    "--before",
+    required=True,
+    type=click.DateTime(["%Y-%m-%d"]),
+    metavar="DATE",
+    help="Remove all days before this date, YYYY-MM-DD in UTC.",
+)
+@click.option(
+    "--dry-run", is_flag=True, help="Print what would be removed; change nothing."
+)
+@options.json_option
+def purge_command(
+    archive: str, before: datetime.datetime, dry_run: bool, as_json: bool
+) -> None:
+    """Permanently remove whole days of rows and recordings from an archive.
+
+    The archive job may be running; it does not archive purged rows again. A vacuum of
+    that job removes the files of purged days once their retention period has passed.
+    Java is not required.
+    """
+    from synapse_replication.pipeline.archive.purges import purge_archive
+    from synapse_replication.pipeline.progress import JobProgress
+
+    with JobProgress(sys.stderr, 1, unit="files") as progress:
+        progress.begin("open the archive")
+        days = purge_archive(archive, before.date(), progress, dry_run=dry_run)
+    if as_json:
+        described = msgspec.to_builtins(days)
+        click.echo(json.dumps({"purged": not dry_run, "days": described}))
+        return
+    for day in days:
+        click.echo(
+            f"{day.day}  {day.stream or 'recordings of the wire'}: {day.rows} rows, "
+            f"{day.size / 1e6:.1f} MB"
+        )
+    rows, size = sum(day.rows for day in days), sum(day.size for day in days)
+    partitions = counted(len(days), "daily partition")
+    what = f"{partitions} with {rows} rows, {size / 1e6:.1f} MB"
+    if not days:
+        click.echo(f"nothing is older than {before.date()}")
+    elif dry_run:
+        click.echo(f"would be removed: {what}; nothing was changed (--dry-run)")
+    else:
+        click.echo(f"removed: {what}")
