@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
-from synapse_replication.pipeline.archive import job, row_archive
+from synapse_replication.pipeline.archive import row_archive
 from synapse_replication.pipeline.archive.delta_table import ArchiveTable
 from synapse_replication.pipeline.archive.job import _ArchiveJob
 from synapse_replication.pipeline.archive.row_archive import RowsArchiver
@@ -49,7 +49,7 @@ def watched(watch: Callable[[Point], object]) -> Iterator[None]:
 
         surround(RowsArchiver, "_plan", Point.PLANNED)
         surround(row_archive, "run_tasks", Point.WRITTEN)
-        surround(job, "write_recordings", Point.WRITTEN)
+        surround(_ArchiveJob, "_write_recordings", Point.WRITTEN)
         surround(ArchiveTable, "commit", Point.COMMITTED)
         surround(RowsArchiver, "_write", Point.ALL_COMMITTED)
         surround(_ArchiveJob, "_compact", Point.COMPACTED, before=Point.COMPACTING)

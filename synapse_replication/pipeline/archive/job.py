@@ -7,7 +7,12 @@ other state is stored: after a restart, the driver reads its progress from the t
 driver that is killed may leave a batch that is committed to only some of its tables,
 and files that no reader sees. Each commit to a table is atomic.
 
-Rows and recordings are archived independently of each other. Spark is started when the
+Rows and recordings are archived independently of each other. A recording is identified
+by its name without its folder, so that it may be moved to another folder. The archive
+stores the size of each recording, to detect a recording that was continued after it had
+been archived. Only closed recordings are archived.
+
+Spark is started when the
 first recording or the first large batch is archived: plans, small batches, commits and
 maintenance do not need it.
 """
@@ -15,26 +20,26 @@ maintenance do not need it.
 from __future__ import annotations
 
 import datetime
+import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 from prometheus_client import CollectorRegistry
 
-from synapse_replication.pipeline.archive.closed_recordings import (
-    find_closed_recordings,
-    plan_recordings,
-    write_recordings,
-)
+from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.archive.delta_table import ArchiveTable
+from synapse_replication.pipeline.archive.files import DayWriter, WrittenFile
 from synapse_replication.pipeline.archive.metrics import ArchiveMetrics
 from synapse_replication.pipeline.archive.row_archive import RowsArchiver, WrittenRows
 from synapse_replication.pipeline.archive.store import open_store
 from synapse_replication.pipeline.progress import Display
+from synapse_replication.pipeline.scan import FEW_IDS, batched, run_tasks
 from synapse_replication.pipeline.schemas import ARCHIVED_WIRE_SCHEMA
 from synapse_replication.pipeline.settings import PipelineSettings
 from synapse_replication.pipeline.source.options import SourceOptions, reader_options
@@ -42,6 +47,7 @@ from synapse_replication.pipeline.spark.session import (
     job_session,
     spark_errors_shortened,
 )
+from synapse_replication.pipeline.wire_lines import recordings_in, scan_recordings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -54,6 +60,10 @@ RETENTION_HOURS: Final = 168
 
 #: The number of batches between two searches for small files.
 _BATCHES_BETWEEN_COMPACTIONS: Final = 20
+
+#: The maximum size of the recordings in a batch, in bytes, unless a single recording is
+#: larger.
+_BATCH_BYTES: Final = 1024**3
 
 #: The interval at which unused files are removed, in s. A run with ``once`` removes
 #: them at its end.
@@ -274,8 +284,7 @@ class _ArchiveJob:
         wire.check_sole_driver()
         found = find_closed_recordings(self._settings.recordings)
         for recordings in plan_recordings(found, wire.archived_size):
-            today = datetime.datetime.now(datetime.timezone.utc).date()
-            files = write_recordings(self._spark, self._store, recordings, today)
+            files = self._write_recordings(recordings)
             sizes = {path.name: size for path, size in recordings.items()}
             wire.commit(files, recordings=sizes)
             commands = sum(file.rows for file in files)
@@ -284,6 +293,25 @@ class _ArchiveJob:
             self._metrics["wire_commands"].inc(commands)
             self._batches_since_compaction += 1
             self._report(f"{commands:,} commands of {len(recordings)} recordings")
+
+    def _write_recordings(self, paths: Iterable[Path]) -> list[WrittenFile]:
+        """Write recordings to files of the table of recorded commands.
+
+        Few lines are written by this process, others on executors.
+        """
+        store, scan = self._store, scan_recordings(paths)
+        today = datetime.datetime.now(datetime.timezone.utc).date()
+
+        def write(task: Any) -> list[WrittenFile]:
+            # Commands whose time is unknown are assigned to the current day.
+            writer = DayWriter(store, store.wire_uri, "received_ts", today)
+            for batch in scan.read(task):
+                writer.write(batch)
+            return writer.close()
+
+        spark = self._spark if scan.ids > FEW_IDS else None
+        written = run_tasks(write, scan.tasks, spark)
+        return [file for files in written for file in files]
 
     # -- maintenance -------------------------------------------------------------------
 
@@ -331,10 +359,9 @@ class _ArchiveJob:
 def _set_by_signals(stopping: threading.Event) -> Iterator[Callable[[], None]]:
     """Set the event on SIGTERM or SIGINT within the context.
 
-    Yield a function that installs the handlers again, unless a signal has arrived.
-
-    The first signal also restores the previous handlers, so a second one usually ends
-    the process.
+    Yield a function that installs the handlers again, unless a signal has arrived. The
+    first signal also restores the previous handlers, so a second one usually ends the
+    process.
     """
     before = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)}
 
@@ -356,3 +383,54 @@ def _set_by_signals(stopping: threading.Event) -> Iterator[Callable[[], None]]:
         yield install
     finally:
         restore()
+
+
+# -- closed recordings -------------------------------------------------------------
+
+
+def find_closed_recordings(paths: Iterable[str | os.PathLike[str]]) -> list[Path]:
+    """Return the closed recordings among files and folders.
+
+    A folder may be empty. A file that a recorder is still writing has another suffix,
+    and is not found in a folder. A file in ``paths`` is always included, even if it is
+    not closed.
+
+    :raises PipelineError: if a path does not exist, or if two recordings have the same
+        name.
+    """
+    found: dict[str, Path] = {}
+    for given in paths:
+        for file in recordings_in(Path(given).absolute()):
+            other = found.setdefault(file.name, file)
+            if other != file:
+                raise PipelineError(
+                    f"{file} and {other} have the same name, by which the archive "
+                    "identifies recordings; rename one of them"
+                )
+    return list(found.values())
+
+
+def plan_recordings(
+    recordings: Iterable[Path], archived_size: Callable[[str], int | None]
+) -> Iterator[dict[Path, int]]:
+    """Yield the new recordings in batches, with their sizes in bytes.
+
+    :param archived_size: returns the archived size of a recording by its name; ``None``
+        if it is not archived.
+    :raises PipelineError: if a recording changed after it was archived.
+    """
+    # Check all recordings first: archived ones may be deleted between two batches.
+    new: dict[Path, int] = {}
+    for path in recordings:
+        size, archived = path.stat().st_size, archived_size(path.name)
+        if archived is None:
+            new[path] = size
+        elif archived != size:
+            raise PipelineError(
+                f"{path} had {archived} bytes when it was archived, and now has "
+                f"{size}; the changes would not be archived. "
+                "Archive only closed recordings, such as those that "
+                "'synapse-replication record' writes, or rename this file"
+            )
+    for paths in batched(new, new.__getitem__, _BATCH_BYTES):
+        yield {path: new[path] for path in paths}

@@ -1,4 +1,4 @@
-"""Tests for :mod:`synapse_replication.pipeline.archive.closed_recordings`."""
+"""Tests for finding and planning the recordings of an archive job."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import PipelineError
-from synapse_replication.pipeline.archive import closed_recordings
-from synapse_replication.pipeline.archive.closed_recordings import (
+from synapse_replication.pipeline.archive import job
+from synapse_replication.pipeline.archive.job import (
     find_closed_recordings,
     plan_recordings,
 )
@@ -59,7 +59,7 @@ class PlanTests(SynchronousTestCase):
 
     def plan(self, archived: dict[str, int], *sizes: int) -> list[dict[str, int]]:
         """Plan recordings with these sizes, which are named by their indexes."""
-        self.patch(closed_recordings, "BATCH_BYTES", 10)
+        self.patch(job, "_BATCH_BYTES", 10)
         paths = [Path(self.mktemp() + str(index)) for index, _ in enumerate(sizes)]
         for path, size in zip(paths, sizes, strict=True):
             path.write_bytes(b"x" * size)
@@ -95,7 +95,7 @@ class PlanTests(SynchronousTestCase):
         for path in paths:
             path.write_bytes(b"12345")
         archived = {paths[2].name: 5}
-        self.patch(closed_recordings, "BATCH_BYTES", 5)
+        self.patch(job, "_BATCH_BYTES", 5)
         batches = plan_recordings(paths, archived.get)
         self.assertEqual(next(batches), {paths[0]: 5})
         paths[2].unlink()
