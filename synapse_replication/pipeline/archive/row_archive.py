@@ -31,8 +31,12 @@ from synapse_replication.pipeline.source.completeness import (
 from synapse_replication.pipeline.source.connections import read_transaction
 from synapse_replication.pipeline.source.offsets import StreamOffset
 from synapse_replication.pipeline.source.options import SourceOptions
-from synapse_replication.pipeline.source.partitions import IDS_PER_TASK, pack
-from synapse_replication.pipeline.source.planning import Plan, Planner
+from synapse_replication.pipeline.source.planning import (
+    IDS_PER_TASK,
+    Plan,
+    Planner,
+    pack,
+)
 from synapse_replication.pipeline.source.ranges import Part
 from synapse_replication.pipeline.source.reading import (
     SkippedId,

@@ -287,7 +287,7 @@ def _top(counted: Counter[str]) -> list[str]:
     return [name for name, _ in counted.most_common(len(_COLOURS) - 1)]
 
 
-# -- drawing ---------------------------------------------------------------------
+# -- drawing -----------------------------------------------------------------------
 
 
 def _colour_of(name: str, names: Sequence[str]) -> str:

@@ -28,7 +28,7 @@ docs/pipeline.rst, "Offsets", describes the guarantees.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -124,14 +124,10 @@ class CompletenessReader:
         result never exceeds what is complete. Otherwise, the result for a stream
         without positions is the token of its last row, and a declared writer without a
         position is ignored.
-    :ivar clock: returns the monotonic time in s.
-    :ivar sleep: blocks for a time in s.
     """
 
     declared: Mapping[str, Sequence[str]]
     continuous: bool
-    clock: Callable[[], float] = attrs.field(default=time.monotonic, kw_only=True)
-    sleep: Callable[[float], None] = attrs.field(default=time.sleep, kw_only=True)
 
     def survey(
         self, txn: cursor, selection: Selection, start: StreamOffset
@@ -182,9 +178,9 @@ class CompletenessReader:
         if last is None:
             return 0
         open_transactions = self._holders(txn, stream)
-        deadline = self.clock() + LOCK_PATIENCE
+        deadline = time.monotonic() + LOCK_PATIENCE
         while open_transactions:
-            if self.clock() > deadline:
+            if time.monotonic() > deadline:
                 raise PipelineError(
                     f"stream {stream.name}: a transaction that may write rows has been "
                     f"open for {LOCK_PATIENCE:.0f} s, so it is unknown which rows are "
@@ -192,7 +188,7 @@ class CompletenessReader:
                     f"which one has locked sequence {stream.sequence}), or omit the "
                     "stream from the option streams"
                 )
-            self.sleep(_LOCK_INTERVAL)
+            time.sleep(_LOCK_INTERVAL)
             open_transactions &= self._holders(txn, stream)
         return last
 

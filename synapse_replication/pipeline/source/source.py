@@ -20,21 +20,8 @@ from typing import Any
 
 import pyarrow
 from psycopg2.extensions import cursor
-from pyspark.sql.datasource import (
-    DataSource,
-    DataSourceReader,
-    DataSourceStreamReader,
-    EqualNullSafe,
-    EqualTo,
-    Filter,
-    GreaterThan,
-    GreaterThanOrEqual,
-    In,
-    InputPartition,
-    IsNotNull,
-    LessThan,
-    LessThanOrEqual,
-)
+from pyspark.sql import datasource
+from pyspark.sql.datasource import Filter, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
@@ -51,12 +38,12 @@ from synapse_replication.pipeline.source.offsets import (
     offsets_to_json,
 )
 from synapse_replication.pipeline.source.options import LATEST, SourceOptions
-from synapse_replication.pipeline.source.partitions import cut_by_rows
 from synapse_replication.pipeline.source.planning import (
     EVERYTHING,
     Plan,
     Planner,
     Wanted,
+    cut_by_rows,
 )
 from synapse_replication.pipeline.source.ranges import Part, Selection
 from synapse_replication.pipeline.source.reading import read_parts
@@ -88,7 +75,7 @@ def partitions_of(plan: Plan) -> list[RowsPartition]:
     return [RowsPartition(plan.conninfo, parts) for parts in plan.tasks or [()]]
 
 
-class SynapseReplicationDataSource(DataSource):
+class SynapseReplicationDataSource(datasource.DataSource):
     """The rows of streams in PostgreSQL, for Spark."""
 
     @classmethod
@@ -106,17 +93,17 @@ class SynapseReplicationDataSource(DataSource):
             schema = options.catalog[stream].table.arrow_schema
         return from_arrow_schema(schema)
 
-    def reader(self, schema: StructType) -> DataSourceReader:
+    def reader(self, schema: StructType) -> datasource.DataSourceReader:
         """Return the reader for a batch query."""
         options = SourceOptions.parse(self.options)
         return (PushdownReader if options.filter_pushdown else RowsReader)(options)
 
-    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+    def streamReader(self, schema: StructType) -> datasource.DataSourceStreamReader:
         """Return the reader for a streaming query."""
         return RowsStreamReader(SourceOptions.parse(self.options))
 
 
-class RowsReader(DataSourceReader):
+class RowsReader(datasource.DataSourceReader):
     """Reads the rows between two offsets, which are fixed when the query is planned.
 
     By default, the second offset of a stream is the one up to which it is complete; of
@@ -175,24 +162,24 @@ def push_filters(
 
 def _matching(condition: Filter) -> Wanted | None:
     match condition:
-        case IsNotNull(attribute=(column,)) if column in _NEVER_NULL:
+        case datasource.IsNotNull(attribute=(column,)) if column in _NEVER_NULL:
             return EVERYTHING
-        case EqualTo(attribute=("stream_id",), value=int(id_)):
+        case datasource.EqualTo(attribute=("stream_id",), value=int(id_)):
             return Wanted(low=id_ - 1, high=id_)
-        case GreaterThan(attribute=("stream_id",), value=int(id_)):
+        case datasource.GreaterThan(attribute=("stream_id",), value=int(id_)):
             return Wanted(low=id_)
-        case GreaterThanOrEqual(attribute=("stream_id",), value=int(id_)):
+        case datasource.GreaterThanOrEqual(attribute=("stream_id",), value=int(id_)):
             return Wanted(low=id_ - 1)
-        case LessThan(attribute=("stream_id",), value=int(id_)):
+        case datasource.LessThan(attribute=("stream_id",), value=int(id_)):
             return Wanted(high=id_ - 1)
-        case LessThanOrEqual(attribute=("stream_id",), value=int(id_)):
+        case datasource.LessThanOrEqual(attribute=("stream_id",), value=int(id_)):
             return Wanted(high=id_)
         case (
-            EqualTo(attribute=(column,), value=str(name))
-            | EqualNullSafe(attribute=(column,), value=str(name))
+            datasource.EqualTo(attribute=(column,), value=str(name))
+            | datasource.EqualNullSafe(attribute=(column,), value=str(name))
         ):
             return _named(column, [name])
-        case In(attribute=(column,), value=names):
+        case datasource.In(attribute=(column,), value=names):
             return _named(column, names)
     return None
 
@@ -208,7 +195,7 @@ def _named(column: str, values: Iterable[object]) -> Wanted | None:
 _Offsets = Mapping[str, StreamOffset]
 
 
-class RowsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class RowsStreamReader(datasource.DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads the rows after ``startingToken``, as far as they are complete.
 
     :param options: the validated options.

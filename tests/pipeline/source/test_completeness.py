@@ -22,7 +22,7 @@ from synapse_replication.pipeline.source.completeness import (
     stored_tokens,
 )
 from synapse_replication.pipeline.source.offsets import StreamOffset
-from synapse_replication.pipeline.source.partitions import cut_by_rows
+from synapse_replication.pipeline.source.planning import cut_by_rows
 from synapse_replication.pipeline.source.ranges import (
     AvailableQuery,
     Selection,

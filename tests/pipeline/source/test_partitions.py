@@ -1,4 +1,4 @@
-"""Tests for :mod:`synapse_replication.pipeline.source.partitions`.
+"""Tests for the parts and tasks of a plan.
 
 The effects on a reader are also tested in ``test_planning`` and ``test_streaming``.
 """
@@ -12,7 +12,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.pipeline.source.catalog import catalog_of
 from synapse_replication.pipeline.source.offsets import StreamOffset
-from synapse_replication.pipeline.source.partitions import (
+from synapse_replication.pipeline.source.planning import (
     IDS_PER_TASK,
     MAX_TASKS,
     cut_by_rows,

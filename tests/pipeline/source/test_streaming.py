@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from types import SimpleNamespace
 
 import attrs
 import psycopg2
@@ -15,7 +16,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.schemas import ROWS_SCHEMA, standard_tables
 from synapse_replication.pipeline.settings import settings_of_dsn
-from synapse_replication.pipeline.source.completeness import CompletenessReader
+from synapse_replication.pipeline.source import completeness
 from synapse_replication.pipeline.source.frames import latest_token
 from synapse_replication.pipeline.source.options import SourceOptions
 from synapse_replication.pipeline.source.source import RowsStreamReader
@@ -328,12 +329,9 @@ class UndeclaredWritersTests(SynchronousTestCase):
     def follow(self, sleep: Callable[[float], None]) -> Follower:
         """Follow ``caches``; call this function instead of sleeping."""
         now = iter(range(1000))
-        follower = Follower(self.database, streams="caches")
-        surveyor = CompletenessReader(
-            {}, continuous=True, clock=lambda: next(now), sleep=sleep
-        )
-        follower.reader._planner._surveyor = surveyor
-        return follower
+        time = SimpleNamespace(monotonic=lambda: next(now), sleep=sleep)
+        self.patch(completeness, "time", time)
+        return Follower(self.database, streams="caches")
 
     def test_waits_for_open_transaction(self) -> None:
         """The id of an open transaction is not skipped."""
