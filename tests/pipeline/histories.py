@@ -9,8 +9,8 @@ from typing import Any
 import psycopg2
 
 from synapse_replication.pipeline.source.options import SourceOptions
-from synapse_replication.pipeline.source.planning import EVERYTHING, Planner, Wanted
-from synapse_replication.pipeline.source.ranges import Part
+from synapse_replication.pipeline.source.planning import Planner
+from synapse_replication.pipeline.source.ranges import EVERYTHING, Part, Wanted
 from synapse_replication.pipeline.source.reading import read_parts
 from synapse_replication.streams.table import TableStream
 from synapse_replication.testing.servers import shared_postgres

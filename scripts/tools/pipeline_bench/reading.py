@@ -26,11 +26,11 @@ from synapse_replication.pipeline.source.connections import (
     READ_TIMEOUT,
     read_transaction,
 )
-from synapse_replication.pipeline.source.frames import read_rows
 from synapse_replication.pipeline.source.options import SourceOptions, reader_options
 from synapse_replication.pipeline.source.planning import Planner
 from synapse_replication.pipeline.source.ranges import Part, range_sql
 from synapse_replication.pipeline.source.reading import task_connection
+from synapse_replication.pipeline.source.source import read_rows
 
 #: The path of PostgreSQL's Java driver in Debian's libpostgresql-jdbc-java.
 DEBIAN_JAR = Path("/usr/share/java/postgresql.jar")

@@ -49,7 +49,7 @@ from synapse_replication.pipeline.scan import Scan, Spark
 from synapse_replication.pipeline.schemas import FINDINGS_SCHEMA
 from synapse_replication.pipeline.settings import PipelineSettings
 from synapse_replication.pipeline.source.connections import read_transaction
-from synapse_replication.pipeline.source.frames import scan_rows
+from synapse_replication.pipeline.source.planning import scan_rows
 from synapse_replication.pipeline.spark.session import (
     lazy_session,
     spark_errors_shortened,

@@ -20,7 +20,7 @@ from synapse_replication.pipeline.report.counts import (
 )
 from synapse_replication.pipeline.scan import Scan
 from synapse_replication.pipeline.settings import PipelineSettings
-from synapse_replication.pipeline.source.frames import scan_rows
+from synapse_replication.pipeline.source.planning import scan_rows
 from synapse_replication.pipeline.spark.session import (
     lazy_session,
     spark_errors_shortened,

@@ -18,6 +18,9 @@ import attrs
 from psycopg2.extensions import cursor
 
 from synapse_replication.errors import PipelineError
+from synapse_replication.pipeline.scan import Scan
+from synapse_replication.pipeline.schemas import ROWS_SCHEMA, with_texts
+from synapse_replication.pipeline.settings import PipelineSettings
 from synapse_replication.pipeline.source.catalog import CatalogStream, select_streams
 from synapse_replication.pipeline.source.completeness import (
     CompletenessReader,
@@ -36,8 +39,16 @@ from synapse_replication.pipeline.source.options import (
     LATEST,
     SourceOptions,
     parse_token,
+    reader_options,
 )
-from synapse_replication.pipeline.source.ranges import Part, Selection, ids_sql
+from synapse_replication.pipeline.source.ranges import (
+    EVERYTHING,
+    Part,
+    Selection,
+    Wanted,
+    ids_sql,
+)
+from synapse_replication.pipeline.source.reading import read_parts
 from synapse_replication.storage.id_streams import exists
 
 #: The number of ids for which a separate task pays off.
@@ -48,48 +59,6 @@ IDS_PER_TASK = 250_000
 MAX_TASKS = 400
 
 _START = StreamOffset()
-
-
-@attrs.frozen
-class Wanted:
-    """The rows that a query can use.
-
-    :ivar streams: the streams; ``None`` for all.
-    :ivar writers: the writers; ``None`` for all.
-    :ivar low: the lower bound of the tokens, exclusive.
-    :ivar high: the upper bound of the tokens, inclusive.
-    """
-
-    streams: frozenset[str] | None = None
-    writers: frozenset[str] | None = None
-    low: int = -1
-    high: int = 2**63 - 1
-
-    def only(self, other: Wanted) -> Wanted:
-        """Return the rows that both queries can use."""
-        return Wanted(
-            _both(self.streams, other.streams),
-            _both(self.writers, other.writers),
-            max(self.low, other.low),
-            min(self.high, other.high),
-        )
-
-    def of(self, part: Part) -> Part:
-        """Return the rows of a part that are needed."""
-        low, high = max(part.low, self.low), min(part.high, self.high)
-        return attrs.evolve(part, low=low, high=high, writers=self.writers)
-
-
-#: All rows: no condition.
-EVERYTHING = Wanted()
-
-
-def _both(
-    some: frozenset[str] | None, others: frozenset[str] | None
-) -> frozenset[str] | None:
-    if some is None or others is None:
-        return others if some is None else some
-    return some & others
 
 
 @attrs.frozen
@@ -280,6 +249,23 @@ def _instance_name(txn: cursor, instance_id: int) -> str:
     if not rows:
         raise LookupError(instance_id)
     return str(rows[0][0])
+
+
+def scan_rows(settings: PipelineSettings, *columns: str, **options: str) -> Scan:
+    """Plan a read of rows in the database.
+
+    :param columns: columns of ROWS_SCHEMA, and text columns such as ``room_id``, which
+        are null for streams that lack them.
+    :param options: options of the data source, for instance ``streams``.
+    :return: ``stream`` and ``columns``.
+    :raises PipelineError: if an option is invalid, or the database cannot be reached.
+    """
+    checked = SourceOptions.parse({**reader_options(settings), **options})
+    plan = Planner(checked, continuous=False).batch()
+    schema = with_texts(ROWS_SCHEMA, *columns)
+    read = partial(read_parts, plan.conninfo, schema=schema)
+    ids = sum(part.size for part in plan.parts)
+    return Scan(schema, plan.tasks, read, ids)
 
 
 # -- parts and tasks ---------------------------------------------------------------

@@ -134,6 +134,48 @@ class Part(Selection):
         return attrs.evolve(self, low=low, high=high)
 
 
+@attrs.frozen
+class Wanted:
+    """The rows that a query can use.
+
+    :ivar streams: the streams; ``None`` for all.
+    :ivar writers: the writers; ``None`` for all.
+    :ivar low: the lower bound of the tokens, exclusive.
+    :ivar high: the upper bound of the tokens, inclusive.
+    """
+
+    streams: frozenset[str] | None = None
+    writers: frozenset[str] | None = None
+    low: int = -1
+    high: int = 2**63 - 1
+
+    def only(self, other: Wanted) -> Wanted:
+        """Return the rows that both queries can use."""
+        return Wanted(
+            _both(self.streams, other.streams),
+            _both(self.writers, other.writers),
+            max(self.low, other.low),
+            min(self.high, other.high),
+        )
+
+    def of(self, part: Part) -> Part:
+        """Return the rows of a part that are needed."""
+        low, high = max(part.low, self.low), min(part.high, self.high)
+        return attrs.evolve(part, low=low, high=high, writers=self.writers)
+
+
+#: All rows: no condition.
+EVERYTHING = Wanted()
+
+
+def _both(
+    some: frozenset[str] | None, others: frozenset[str] | None
+) -> frozenset[str] | None:
+    if some is None or others is None:
+        return others if some is None else some
+    return some & others
+
+
 def range_sql(part: Part) -> str:
     """Return the query for the rows of a part.
 

@@ -15,12 +15,13 @@ complete (:mod:`synapse_replication.pipeline.source.completeness`).
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow
 from psycopg2.extensions import cursor
-from pyspark.sql import datasource
+from pyspark.sql import DataFrame, SparkSession, datasource
 from pyspark.sql.datasource import Filter, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.datasource import (
@@ -31,21 +32,26 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from synapse_replication.pipeline.schemas import RowForm
+from synapse_replication.pipeline.settings import PipelineSettings
 from synapse_replication.pipeline.source.connections import read_transaction
 from synapse_replication.pipeline.source.offsets import (
     StreamOffset,
     offsets_from_json,
     offsets_to_json,
 )
-from synapse_replication.pipeline.source.options import LATEST, SourceOptions
-from synapse_replication.pipeline.source.planning import (
-    EVERYTHING,
-    Plan,
-    Planner,
-    Wanted,
-    cut_by_rows,
+from synapse_replication.pipeline.source.options import (
+    LATEST,
+    SourceOptions,
+    reader_options,
 )
-from synapse_replication.pipeline.source.ranges import Part, Selection
+from synapse_replication.pipeline.source.planning import Plan, Planner, cut_by_rows
+from synapse_replication.pipeline.source.ranges import (
+    EVERYTHING,
+    Part,
+    Selection,
+    Wanted,
+)
 from synapse_replication.pipeline.source.reading import read_parts
 
 _NEVER_NULL = {"stream", "instance_name", "stream_id", "row_index", "row"}
@@ -305,3 +311,42 @@ def _starts(
 ) -> dict[str, StreamOffset]:
     names = [selection.stream.name for selection in selections]
     return {name: offsets.get(name, StreamOffset()) for name in names}
+
+
+# -- for jobs and notebooks -----------------------------------------------------------
+
+
+def read_rows(
+    session: SparkSession,
+    settings: PipelineSettings,
+    form: RowForm = RowForm.JSON,
+    **options: str,
+) -> DataFrame:
+    """Return a frame of the rows in the database; each query reads them again.
+
+    If an option is invalid, Spark raises an exception of its own. If the database
+    cannot be read, each query raises such an exception. The exception contains the
+    message of the ``PipelineError`` that caused it.
+
+    :param form: which columns to read. Reading fewer columns is faster.
+    :param options: options of the data source, for instance ``streams``.
+    """
+    given = {**reader_options(settings), "rows": form.value, **options}
+    return session.read.format("synapse_replication").options(**given).load()
+
+
+def latest_token(settings: PipelineSettings, **options: str) -> str:
+    """Return the token up to which no more rows can be committed, as JSON.
+
+    If a read has this token as its ``endingToken``, a continuous read with this token
+    as its ``startingToken`` returns the rows after that read.
+
+    :param options: options of the data source, for instance ``streams``.
+    :raises PipelineError: if an option is invalid, the database cannot be reached, or
+        the token cannot be determined.
+    """
+    checked = SourceOptions.parse({**reader_options(settings), **options})
+    planner = Planner(checked, continuous=True)
+    with read_transaction(checked.conninfo) as txn:
+        offsets = planner.latest(txn, planner.select(txn))
+    return json.dumps(offsets_to_json(offsets))

@@ -19,7 +19,7 @@ skip = skip_reason("cluster")
 # Runs as a process, since Java logs to the streams of the process that starts it.
 _SCRIPT = """
 import sys, urllib.request
-from synapse_replication.pipeline.source.frames import read_rows
+from synapse_replication.pipeline.source.source import read_rows
 from synapse_replication.pipeline.archive.frames import read_archive
 from synapse_replication.pipeline.archive.job import ArchiveProgress
 from synapse_replication.pipeline.archive.job import ArchiveSettings, run_archive

@@ -14,7 +14,8 @@ from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.settings import PipelineSettings
 from synapse_replication.pipeline.source.connections import read_transaction
 from synapse_replication.pipeline.source.options import SourceOptions, reader_options
-from synapse_replication.pipeline.source.planning import Planner, Wanted
+from synapse_replication.pipeline.source.planning import Planner
+from synapse_replication.pipeline.source.ranges import Wanted
 from tests.pipeline.histories import (
     ORDERS,
     extract_dsn,

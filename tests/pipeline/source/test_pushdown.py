@@ -18,8 +18,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.pipeline.source.catalog import catalog_of
 from synapse_replication.pipeline.source.offsets import StreamOffset
-from synapse_replication.pipeline.source.planning import EVERYTHING, Wanted
-from synapse_replication.pipeline.source.ranges import Selection
+from synapse_replication.pipeline.source.ranges import EVERYTHING, Selection, Wanted
 from synapse_replication.pipeline.source.source import push_filters
 
 

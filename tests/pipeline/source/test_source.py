@@ -12,7 +12,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.schemas import ROWS_SCHEMA
 from synapse_replication.pipeline.settings import settings_of_dsn
-from synapse_replication.pipeline.source.frames import scan_rows
+from synapse_replication.pipeline.source.planning import scan_rows
 from synapse_replication.pipeline.spark.session import spark_errors_shortened
 from tests.pipeline.extracts import by_writer, extract_dsn, read, server
 from tests.pipeline.shared_session import shared_session

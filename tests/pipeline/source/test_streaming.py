@@ -17,9 +17,8 @@ from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.schemas import ROWS_SCHEMA, standard_tables
 from synapse_replication.pipeline.settings import settings_of_dsn
 from synapse_replication.pipeline.source import completeness
-from synapse_replication.pipeline.source.frames import latest_token
 from synapse_replication.pipeline.source.options import SourceOptions
-from synapse_replication.pipeline.source.source import RowsStreamReader
+from synapse_replication.pipeline.source.source import RowsStreamReader, latest_token
 from synapse_replication.testing.servers import shared_postgres
 from tests.pipeline.shared_session import shared_session
 
