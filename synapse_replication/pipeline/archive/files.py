@@ -20,11 +20,13 @@ import time
 import uuid
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import attrs
 import pyarrow as pa
 import pyarrow.compute as pc
+from deltalake import DeltaTable
+from deltalake.transaction import AddAction
 from pyarrow import dataset, parquet
 
 from synapse_replication.durable import sync_folder
@@ -32,10 +34,6 @@ from synapse_replication.errors import excerpt
 from synapse_replication.pipeline.archive.store import MISSING_REASON, ArchiveStore
 from synapse_replication.pipeline.scan import FEW_ROWS, Spark, grouped, run_tasks
 from synapse_replication.pipeline.schemas import DAY
-
-if TYPE_CHECKING:
-    from deltalake import DeltaTable
-    from deltalake.transaction import AddAction
 
 #: The maximum number of files that a :class:`DayWriter` has open. To open a further
 #: file, it closes the least recently used one.
@@ -79,8 +77,6 @@ class WrittenFile:
 
     def to_action(self) -> AddAction:
         """Return the action that adds the file to a commit."""
-        from deltalake.transaction import AddAction
-
         return AddAction(
             self.path,
             self.size,

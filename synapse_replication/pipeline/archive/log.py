@@ -18,15 +18,14 @@ import json
 import os
 import socket
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import attrs
+from deltalake import CommitProperties, DeltaTable, Transaction
 
 from synapse_replication.errors import PipelineError, excerpt
 from synapse_replication.pipeline.source.offsets import StreamOffset
 
-if TYPE_CHECKING:
-    from deltalake import CommitProperties, DeltaTable
 #: The application id of the transactions of batches.
 APPLICATION: Final = "synapse_replication.archive"
 
@@ -110,8 +109,6 @@ def commit_properties(
     :param adds_batch: whether the commit adds the batch; false for maintenance, which
         repeats the number and the offset of the last batch.
     """
-    from deltalake import CommitProperties, Transaction
-
     transactions = [
         Transaction(f"{_RECORDING}{name}", size)
         for name, size in sorted((recordings or {}).items())

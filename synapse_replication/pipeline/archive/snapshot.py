@@ -10,11 +10,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import attrs
 import pyarrow as pa
 import pyarrow.compute as pc
+from deltalake import DeltaTable
 
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.archive.files import (
@@ -44,9 +45,6 @@ from synapse_replication.pipeline.schemas import (
     with_texts,
 )
 from synapse_replication.pipeline.source.offsets import StreamOffset
-
-if TYPE_CHECKING:
-    from deltalake import DeltaTable
 
 _MAX_ID: Final = 2**63 - 1
 
