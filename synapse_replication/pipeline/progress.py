@@ -13,15 +13,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final, NamedTuple, TextIO
 
+from rich import progress
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    SpinnerColumn,
-    TextColumn,
-    TimeElapsedColumn,
-)
 from typing_extensions import Self
 
 from synapse_replication.text import counted
@@ -75,15 +68,15 @@ class Display(contextlib.ExitStack):
         self._out = out
         self._now = now
         self._started = now()
-        self._bar: Progress | None = None
+        self._bar: progress.Progress | None = None
         if out.isatty():
-            self._bar = Progress(
-                SpinnerColumn(),
-                TextColumn("{task.description}"),
-                BarColumn(bar_width=24),
-                MofNCompleteColumn(),
-                TextColumn("{task.fields[note]}", style="dim"),
-                TimeElapsedColumn(),
+            self._bar = progress.Progress(
+                progress.SpinnerColumn(),
+                progress.TextColumn("{task.description}"),
+                progress.BarColumn(bar_width=24),
+                progress.MofNCompleteColumn(),
+                progress.TextColumn("{task.fields[note]}", style="dim"),
+                progress.TimeElapsedColumn(),
                 console=Console(file=out),
                 transient=True,
             )

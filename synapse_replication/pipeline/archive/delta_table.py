@@ -21,19 +21,12 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import RemoveAction
 
 from synapse_replication.errors import PipelineError
+from synapse_replication.pipeline.archive import log
 from synapse_replication.pipeline.archive.files import (
     WITH_STATISTICS,
     ArchivedFile,
     WrittenFile,
     files_of,
-)
-from synapse_replication.pipeline.archive.log import (
-    APPLICATION,
-    TableState,
-    archived_size,
-    commit_properties,
-    committer_of,
-    read_state,
 )
 from synapse_replication.pipeline.archive.store import ArchiveStore, storage_error_text
 from synapse_replication.pipeline.schemas import DAY, describe_table
@@ -76,9 +69,9 @@ class ArchiveTable:
         self._store = store
         self._schema = schema
         self.delta = store.table(uri)
-        self.state = TableState()
+        self.state = log.TableState()
         if self.delta is not None:
-            self.state = read_state(self.delta)
+            self.state = log.read_state(self.delta)
             self._evolve(self.delta)
 
     def archived_size(self, recording: str) -> int | None:
@@ -89,7 +82,7 @@ class ArchiveTable:
         if self.delta is None:
             return None
         with self._explaining_failures():
-            return archived_size(self.delta, recording)
+            return log.archived_size(self.delta, recording)
 
     def commit(
         self,
@@ -110,13 +103,13 @@ class ArchiveTable:
         """
         table = self.delta or self._create()
         self._check_batch(table)
-        new = TableState(self.state.batch + 1, offset or self.state.offset)
+        new = log.TableState(self.state.batch + 1, offset or self.state.offset)
         now = int(time.time() * 1000)
         actions: list[Any] = [
             *(file.to_action() for file in files),
             *(RemoveAction(f.path, True, now, f.size, {DAY: f.day}) for f in replaced),
         ]
-        properties = commit_properties(new, recordings=recordings, adds_batch=True)
+        properties = log.commit_properties(new, recordings=recordings, adds_batch=True)
         with self._explaining_failures():
             for attempt in range(_ATTEMPTS):
                 try:
@@ -154,11 +147,11 @@ class ArchiveTable:
 
     def _check_batch(self, table: DeltaTable) -> None:
         with self._explaining_failures():
-            found = table.transaction_version(APPLICATION) or 0
+            found = table.transaction_version(log.APPLICATION) or 0
         if found == self.state.batch:
             return
         newest = self._store.table(self.uri)
-        other = "another driver" if newest is None else committer_of(newest, found)
+        other = "another driver" if newest is None else log.committer_of(newest, found)
         raise PipelineError(
             f"{self.name}: {other} has archived batch {found} to {self.uri}. Only one "
             "driver may write to an archive; stop the other one. No rows are lost or "
@@ -196,9 +189,7 @@ class ArchiveTable:
                         partition_filters=[(DAY, "=", day)],
                         target_size=TARGET_BYTES,
                         writer_properties=WriterProperties(compression="ZSTD"),
-                        commit_properties=commit_properties(
-                            self.state, adds_batch=False
-                        ),
+                        commit_properties=log.commit_properties(self.state),
                     )
                 except CommitFailedError:
                     # The day was changed at the same time, for instance by a purge.
@@ -226,7 +217,7 @@ class ArchiveTable:
                 dry_run=False,
                 enforce_retention_duration=False,
                 full=True,
-                commit_properties=commit_properties(self.state, adds_batch=False),
+                commit_properties=log.commit_properties(self.state),
             )
             self.delta.update_incremental()
         return len(removed)
@@ -284,7 +275,7 @@ class ArchiveTable:
             try:
                 table.alter.add_columns(
                     new,
-                    commit_properties=commit_properties(self.state, adds_batch=False),
+                    commit_properties=log.commit_properties(self.state),
                 )
             except CommitFailedError as error:
                 raise PipelineError(

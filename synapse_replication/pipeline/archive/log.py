@@ -100,7 +100,10 @@ def offsets_around(
 
 
 def commit_properties(
-    state: TableState, *, recordings: Mapping[str, int] | None = None, adds_batch: bool
+    state: TableState,
+    *,
+    recordings: Mapping[str, int] | None = None,
+    adds_batch: bool = False,
 ) -> CommitProperties:
     """Return the metadata of a commit: its origin, and the table's progress.
 

@@ -182,7 +182,7 @@ class _Purge:
         return found
 
     def _properties(self) -> CommitProperties:
-        return commit_properties(read_state(self.table), adds_batch=False)
+        return commit_properties(read_state(self.table))
 
     def failed(self, error: Exception | str) -> PipelineError:
         """Return the error of a purge that is not possible."""

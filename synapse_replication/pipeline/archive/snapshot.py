@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 
 from synapse_replication.errors import PipelineError
+from synapse_replication.pipeline.archive import log
 from synapse_replication.pipeline.archive.files import (
     ArchivedFile,
     DamagedFile,
@@ -25,12 +26,6 @@ from synapse_replication.pipeline.archive.files import (
     files_of,
     find_damage,
     wrong_sizes,
-)
-from synapse_replication.pipeline.archive.log import (
-    PurgedRange,
-    archived_size,
-    read_purged_ranges,
-    read_state,
 )
 from synapse_replication.pipeline.archive.store import ArchiveStore, open_archive
 from synapse_replication.pipeline.scan import Batches, Scan, Spark, grouped
@@ -73,7 +68,7 @@ class Snapshot:
     columns: Mapping[str, DatabaseTable]
     wire_table: DeltaTable | None
     offsets: Mapping[str, StreamOffset]
-    purged: Sequence[PurgedRange]
+    purged: Sequence[log.PurgedRange]
     damaged: Sequence[DamagedFile]
     files: Sequence[ArchivedFile]
     wire_files: Sequence[ArchivedFile]
@@ -82,7 +77,7 @@ class Snapshot:
         """Return whether the archive lacks a recording, or has it with another size."""
         if self.wire_table is None:
             return True
-        size = archived_size(self.wire_table, recording.name)
+        size = log.archived_size(self.wire_table, recording.name)
         return size != recording.stat().st_size
 
     def files_of(self, stream: str) -> list[ArchivedFile]:
@@ -202,14 +197,14 @@ def open_snapshot(archive: str | os.PathLike[str]) -> Snapshot:
     columns = standard_tables()
     schemas: dict[str, pa.Schema] = {}
     offsets: dict[str, StreamOffset] = {}
-    purged: list[PurgedRange] = []
+    purged: list[log.PurgedRange] = []
     files: list[ArchivedFile] = []
     for stream, uri, table in store.tables():
         schema = schemas[stream] = pa.schema(table.schema())
         columns.setdefault(stream, _table_of(stream, schema))
         files += files_of(table, uri, stream)
-        offsets[stream] = read_state(table).offset
-        purged += read_purged_ranges(table, stream)
+        offsets[stream] = log.read_state(table).offset
+        purged += log.read_purged_ranges(table, stream)
     wire = store.table(store.wire_uri)
     wire_files = [] if wire is None else files_of(wire, store.wire_uri, "the wire")
     snapshot = Snapshot(

@@ -26,6 +26,7 @@ from synapse_replication.pipeline.archive.snapshot import (
     bounds_of,
     open_snapshot,
 )
+from synapse_replication.pipeline.audit import ids
 from synapse_replication.pipeline.audit.facts import read_facts
 from synapse_replication.pipeline.audit.findings import (
     AuditFinding,
@@ -35,14 +36,6 @@ from synapse_replication.pipeline.audit.findings import (
     to_json,
     worst_first,
     write_findings,
-)
-from synapse_replication.pipeline.audit.ids import (
-    NOTABLE_SCHEMA,
-    Bounds,
-    Source,
-    notable_ids,
-    pack,
-    packed,
 )
 from synapse_replication.pipeline.progress import JobProgress
 from synapse_replication.pipeline.scan import Scan, Spark
@@ -192,19 +185,20 @@ class _Audit:
         streams = facts.streams.values()
         nameless = [each.stream for each in streams if each.nameless]
         archive = self._archive
-        stored = [packed(self._in_tables(), Source.TABLES, nameless)]
+        stored = [ids.packed(self._in_tables(), ids.Source.TABLES, nameless)]
         if archive is not None:
-            stored.append(packed(archive.rows(*_KEYS), Source.ARCHIVE, nameless))
+            rows = archive.rows(*_KEYS)
+            stored.append(ids.packed(rows, ids.Source.ARCHIVE, nameless))
         sent = self._workspace.sql(_TABLES["sent"]).to_arrow_table()
-        ids = notable_ids(
+        chosen = ids.notable_ids(
             stored,
-            pack(sent.to_batches(), source=Source.WIRE),
+            ids.pack(sent.to_batches(), source=ids.Source.WIRE),
             self._spark,
             [each.stream for each in streams if each.persisted],
             received=self._received(),
             archived={} if archive is None else archive.id_bounds(),
         )
-        load(self._workspace, "ids", NOTABLE_SCHEMA, ids)
+        load(self._workspace, "ids", ids.NOTABLE_SCHEMA, chosen)
         return list(facts.findings)
 
     def check(self) -> list[AuditFinding]:
@@ -238,7 +232,7 @@ class _Audit:
         reach = {each.stream: each.reach for each in streams if each.persisted}
         return scan_rows(self._settings, *_KEYS, endingToken=json.dumps(reach))
 
-    def _received(self) -> Bounds:
+    def _received(self) -> ids.Bounds:
         """Return the least and the greatest received token of each stream."""
         found = self._workspace.execute(_TABLES["received"]).fetchall()
         return {stream: (low, high) for stream, low, high in found}

@@ -11,13 +11,7 @@ from synapse_replication.pipeline.archive.snapshot import Snapshot, open_snapsho
 from synapse_replication.pipeline.audit.findings import read_findings
 from synapse_replication.pipeline.audit.job import AUDIT_STEPS, audited
 from synapse_replication.pipeline.progress import JobProgress
-from synapse_replication.pipeline.report.counts import (
-    LINE_COLUMNS,
-    ROW_COLUMNS,
-    ROWS,
-    ReportData,
-    collect_report,
-)
+from synapse_replication.pipeline.report import counts
 from synapse_replication.pipeline.scan import Scan
 from synapse_replication.pipeline.settings import PipelineSettings
 from synapse_replication.pipeline.source.planning import scan_rows
@@ -85,17 +79,17 @@ def run_report(
                 begin=progress.begin,
             )
         progress.begin("count rows and lines")
-        load_lines(workspace, LINE_COLUMNS, recordings, archived, spark)
+        load_lines(workspace, counts.LINE_COLUMNS, recordings, archived, spark)
         has_wire = bool(recordings)
         scan: Scan | None = None
         if archived is not None:
             has_wire = has_wire or bool(archived.wire_files)
-            scan = archived.rows(*ROW_COLUMNS)
+            scan = archived.rows(*counts.ROW_COLUMNS)
         elif settings is not None:
-            scan = scan_rows(settings, *ROW_COLUMNS)
-        load(workspace, "rows", ROWS, () if scan is None else scan.batches())
+            scan = scan_rows(settings, *counts.ROW_COLUMNS)
+        load(workspace, "rows", counts.ROWS, () if scan is None else scan.batches())
         sources = _sources(settings, archived, recordings, audits=audits)
-        data = collect_report(
+        data = counts.collect_report(
             workspace,
             has_rows=scan is not None,
             has_wire=has_wire,
@@ -109,7 +103,7 @@ def run_report(
     return folder / "report.html"
 
 
-def write_report(data: ReportData, folder: Path) -> None:
+def write_report(data: counts.ReportData, folder: Path) -> None:
     """Write the page and the plots; the folder appears once it is complete.
 
     :raises PipelineError: if the folder exists and is not empty, or cannot be

@@ -21,14 +21,8 @@ from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.scan import Scan
 from synapse_replication.pipeline.schemas import ROWS_SCHEMA, with_texts
 from synapse_replication.pipeline.settings import PipelineSettings
+from synapse_replication.pipeline.source import completeness
 from synapse_replication.pipeline.source.catalog import CatalogStream, select_streams
-from synapse_replication.pipeline.source.completeness import (
-    CompletenessReader,
-    find_available_queries,
-    find_writers,
-    last_allocated_id,
-    stored_tokens,
-)
 from synapse_replication.pipeline.source.connections import (
     read_transaction,
     resolved_conninfo,
@@ -88,7 +82,7 @@ class Planner:
 
     def __init__(self, options: SourceOptions, *, continuous: bool) -> None:
         self._options = options
-        self._surveyor = CompletenessReader(
+        self._surveyor = completeness.CompletenessReader(
             options.declared_writers, continuous=continuous
         )
 
@@ -119,7 +113,7 @@ class Planner:
         options = self._options
         requested = options.streams
         streams = select_streams(options.catalog, requested or tuple(options.catalog))
-        available = find_available_queries(txn, streams)
+        available = completeness.find_available_queries(txn, streams)
         selections = []
         for stream in streams:
             if available[stream.name]:
@@ -135,7 +129,7 @@ class Planner:
 
     def _sole_writer(self, txn: cursor, stream: CatalogStream) -> str:
         writers = self._options.declared_writers.get(stream.name) or tuple(
-            stored_tokens(txn, stream)
+            completeness.stored_tokens(txn, stream)
         )
         return writers[0] if len(writers) == 1 else ""
 
@@ -183,10 +177,10 @@ class Planner:
         :raises PipelineError: if the offset is ahead of the database.
         """
         stream = selection.stream
-        last = last_allocated_id(txn, stream)
+        last = completeness.last_allocated_id(txn, stream)
         if last is None:
             return
-        known = max(last, 1, *stored_tokens(txn, stream).values())
+        known = max(last, 1, *completeness.stored_tokens(txn, stream).values())
         if offset.furthest > known:
             raise PipelineError(
                 f"{origin}: stream {stream.name} is at {offset.furthest}, but the "
@@ -227,7 +221,7 @@ class Planner:
         found = []
         for selection in selections:
             name = selection.stream.name
-            writers = find_writers(txn, selection)
+            writers = completeness.find_writers(txn, selection)
             at, upto = (offsets[name].naming(writers) for offsets in (start, end))
             part = wanted.of(selection.between(at, upto))
             if part.size > 0 and (narrowed := narrow(txn, part)) is not None:

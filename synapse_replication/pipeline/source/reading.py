@@ -18,14 +18,8 @@ from psycopg2.extensions import make_dsn
 
 from synapse_replication.errors import PipelineError, excerpt
 from synapse_replication.pipeline.schemas import KEY_COLUMNS, ROWS_SCHEMA, json_rows
-from synapse_replication.pipeline.source.connections import (
-    DEFAULTS,
-    READ_TIMEOUT,
-    explained,
-    read_transaction,
-    settings_sql,
-    unreachable,
-)
+from synapse_replication.pipeline.source import connections
+from synapse_replication.pipeline.source.connections import READ_TIMEOUT, settings_sql
 from synapse_replication.pipeline.source.ranges import Part, range_sql
 
 if TYPE_CHECKING:
@@ -100,9 +94,9 @@ def task_connection(conninfo: Mapping[str, Any]) -> Iterator[Connection]:
     from adbc_driver_postgresql import dbapi
 
     try:
-        opened = dbapi.connect(make_dsn(**{**DEFAULTS, **conninfo}))
+        opened = dbapi.connect(make_dsn(**{**connections.DEFAULTS, **conninfo}))
     except adbc_driver_manager.Error as error:
-        raise unreachable(conninfo, error) from None
+        raise connections.unreachable(conninfo, error) from None
     with closing(opened):
         yield opened
 
@@ -167,7 +161,7 @@ def _explain(conninfo: Mapping[str, Any], part: Part) -> SkippedId | None:
     :raises PipelineError: if the reason is not the content of the rows.
     """
     try:
-        with read_transaction(conninfo, READ_TIMEOUT) as txn:
+        with connections.read_transaction(conninfo, READ_TIMEOUT) as txn:
             txn.execute(range_sql(part))
     except PipelineError as error:
         if not isinstance(error.__cause__, psycopg2.DataError):
@@ -192,7 +186,7 @@ def _query(
     failures = adbc_driver_manager.Error, pa.ArrowException, OSError
     with closing(connection.cursor()) as cursor:
         try:
-            with explained(conninfo, failures):
+            with connections.explained(conninfo, failures):
                 settings = settings_sql(READ_TIMEOUT, walk_indexes=part.walks_indexes)
                 cursor.execute(settings)
                 cursor.fetchall()
