@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from prometheus_client import CollectorRegistry
 from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
 from synapse_replication.handlers.events import DiscardReason
@@ -32,7 +31,7 @@ def exposed() -> dict[str, set[str]]:
         MetricKind.GAUGE: {"": ()},
         MetricKind.HISTOGRAM: {"_count": (), "_sum": (), "_bucket": ("le",)},
     }
-    (archive,) = ArchiveMetrics(CollectorRegistry())["skipped_ids"].describe()
+    (archive,) = ArchiveMetrics()["skipped_ids"].describe()
     return {f"{archive.name}_total": {"stream", *COMMON}} | {
         metric.name + suffix: {*metric.labels, *more, *COMMON}
         for metric in METRICS

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final, NamedTuple, TextIO
 
 from rich import progress
@@ -60,14 +60,12 @@ class Display(contextlib.ExitStack):
     It is shown within its context.
 
     :param out: where to write: a bar if it is a terminal, lines otherwise.
-    :param now: returns monotonic time in s.
     """
 
-    def __init__(self, out: TextIO, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, out: TextIO) -> None:
         super().__init__()
         self._out = out
-        self._now = now
-        self._started = now()
+        self._started = time.monotonic()
         self._bar: progress.Progress | None = None
         if out.isatty():
             self._bar = progress.Progress(
@@ -92,7 +90,7 @@ class Display(contextlib.ExitStack):
         if self._bar is not None:
             self._bar.console.print(text, highlight=False, markup=False)
         else:
-            self._out.write(f"{self._now() - self._started:8.1f} s  {text}\n")
+            self._out.write(f"{time.monotonic() - self._started:8.1f} s  {text}\n")
             self._out.flush()
 
     def update(self, line: str, text: str, note: str, done: int, total: int) -> None:
@@ -123,14 +121,8 @@ class JobProgress(Display):
     :param unit: the plural of what is counted within a step.
     """
 
-    def __init__(
-        self,
-        out: TextIO,
-        steps: int,
-        now: Callable[[], float] = time.monotonic,
-        unit: str = "tasks",
-    ) -> None:
-        super().__init__(out, now)
+    def __init__(self, out: TextIO, steps: int, unit: str = "tasks") -> None:
+        super().__init__(out)
         self._unit = unit
         self._steps = steps
         self._number = 0
@@ -171,7 +163,7 @@ class JobProgress(Display):
         :param done: the number of completed units.
         :param total: the number of all units of the step.
         """
-        now = self._now()
+        now = time.monotonic()
         if self._bar is not None or now - self._counted >= _LOG_INTERVAL:
             self._counted = now
             self.show(Tasks(done, total))

@@ -34,7 +34,7 @@ FEW_ROWS: Final = 10_000_000
 _THREADS: Final = 4
 
 #: The number of tasks that read files, unless these are very large.
-TASKS: Final = 64
+_TASKS: Final = 64
 
 #: Spark's message if a worker takes more than 10 s to start. That limit cannot be
 #: configured.
@@ -177,10 +177,10 @@ def table_frame(session: SparkSession, table: pa.Table) -> DataFrame:
     return session.createDataFrame(table, from_arrow_schema(table.schema))
 
 
-def grouped(items: Sequence[Any], count: int = TASKS) -> list[Sequence[Any]]:
-    """Divide items among at most ``count`` tasks, adjacent items among different ones.
+def grouped(items: Sequence[Any]) -> list[Sequence[Any]]:
+    """Divide items among tasks, adjacent items among different ones.
 
     Adjacent files have similar sizes.
     """
-    count = min(len(items), count)
+    count = min(len(items), _TASKS)
     return [items[number::count] for number in range(count)]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import itertools
+from types import SimpleNamespace
 
 from twisted.trial.unittest import SynchronousTestCase
 
+from synapse_replication.pipeline import progress
 from synapse_replication.pipeline.progress import JobProgress, Tasks, tasks_of
 from tests.pipeline.shared_session import shared_session
 
@@ -26,12 +28,14 @@ class JobProgressTests(SynchronousTestCase):
         """
         out = io.StringIO()
         ticks = itertools.count(100)
-        with JobProgress(out, 2, lambda: next(ticks)) as progress:
-            progress.begin("start Spark")
-            progress.begin("compare ids")
-            progress.show(Tasks(0, 0))
-            progress.show(Tasks(3, 8, failed=2))
-            progress.show(Tasks(5, 8, failed=2))
+        clock = SimpleNamespace(monotonic=lambda: next(ticks))
+        self.patch(progress, "time", clock)
+        with JobProgress(out, 2) as shown:
+            shown.begin("start Spark")
+            shown.begin("compare ids")
+            shown.show(Tasks(0, 0))
+            shown.show(Tasks(3, 8, failed=2))
+            shown.show(Tasks(5, 8, failed=2))
 
         self.assertEqual(
             out.getvalue().splitlines(),
@@ -47,10 +51,10 @@ class JobProgressTests(SynchronousTestCase):
     def test_terminal(self) -> None:
         """On a terminal, one progress bar shows the step and its tasks."""
         out = _Terminal()
-        with JobProgress(out, 2) as progress:
-            progress.begin("start Spark")
-            progress.begin("compare ids")
-            progress.show(Tasks(3, 8, failed=1))
+        with JobProgress(out, 2) as shown:
+            shown.begin("start Spark")
+            shown.begin("compare ids")
+            shown.show(Tasks(3, 8, failed=1))
 
         self.assertIn("step 2 of 2: compare ids", out.getvalue())
         self.assertIn("3/8", out.getvalue())
@@ -59,12 +63,12 @@ class JobProgressTests(SynchronousTestCase):
     def test_counted_files(self) -> None:
         """A job without Spark counts files, and may add steps after it has started."""
         out = _Terminal()
-        with JobProgress(out, 1, unit="files") as progress:
-            progress.begin("open the archive")
-            progress.expect(2)
-            progress.begin("receipts")
-            progress.count(3, 8)
-            progress.show(Tasks(3, 8))
+        with JobProgress(out, 1, unit="files") as shown:
+            shown.begin("open the archive")
+            shown.expect(2)
+            shown.begin("receipts")
+            shown.count(3, 8)
+            shown.show(Tasks(3, 8))
 
         self.assertIn("step 1 of 1: open the archive", out.getvalue())
         self.assertIn("step 2 of 3: receipts", out.getvalue())

@@ -140,22 +140,16 @@ def archive_command(
             )
 
 
-def _archive(settings: ArchiveSettings, metrics: tuple[str, int] | None) -> Numbers:
-    from prometheus_client import CollectorRegistry
-
+def _archive(settings: ArchiveSettings, address: tuple[str, int] | None) -> Numbers:
     from synapse_replication.pipeline.archive.job import ArchiveProgress, run_archive
-    from synapse_replication.pipeline.archive.metrics import (
-        ArchiveMetrics,
-        serve_metrics,
-    )
+    from synapse_replication.pipeline.archive.metrics import ArchiveMetrics
 
-    registry = CollectorRegistry()
-    archive_metrics = ArchiveMetrics(registry)
+    metrics = ArchiveMetrics()
     with ExitStack() as stack:
-        if metrics is not None:
-            stack.callback(serve_metrics(registry, *metrics))
+        if address is not None:
+            stack.enter_context(metrics.served(*address))
         progress = stack.enter_context(ArchiveProgress(sys.stderr))
-        return run_archive(settings, progress, archive_metrics, with_signals=True)
+        return run_archive(settings, progress, metrics, with_signals=True)
 
 
 def _repair(settings: ArchiveSettings, *, as_json: bool) -> None:

@@ -30,7 +30,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
-from prometheus_client import CollectorRegistry
 
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.archive.delta_table import ArchiveTable
@@ -182,7 +181,7 @@ def run_archive(
         in the main thread.
     :raises PipelineError: if the run cannot continue. No rows are lost.
     """
-    metrics = metrics or ArchiveMetrics(CollectorRegistry())
+    metrics = metrics or ArchiveMetrics()
     job = _ArchiveJob(settings, reporter, metrics, stopping or threading.Event())
     return job.run(with_signals=with_signals)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -22,19 +23,17 @@ _KINDS: Final[Mapping[str, Callable[..., Any]]] = {
 
 
 class ArchiveMetrics:
-    """The metrics of an archive's driver. Thread-safe.
+    """The metrics of an archive's driver, in a registry of their own. Thread-safe."""
 
-    :param registry: the registry of the metrics.
-    """
-
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
         self._metrics: dict[str, Any] = {
             row["Name"]: _KINDS[row["Kind"]](
                 row["Name"],
                 row["Meaning"],
                 row["Labels"].split(),
                 namespace="synapse_replication_archive",
-                registry=registry,
+                registry=self.registry,
             )
             for row in read_table(Path(__file__).with_suffix(".csv"))
         }
@@ -64,28 +63,24 @@ class ArchiveMetrics:
         if not any(lag.values()):
             self["caught_up_timestamp_seconds"].set(now)
 
+    @contextmanager
+    def served(self, host: str, port: int) -> Iterator[None]:
+        """Serve the metrics over HTTP within the context, in a separate thread.
 
-def serve_metrics(
-    registry: CollectorRegistry, host: str, port: int
-) -> Callable[[], None]:
-    """Serve the metrics over HTTP, in a separate thread.
-
-    :param host: the address or host name to listen on.
-    :param port: the port; 0 for any free port.
-    :return: a function that stops the server.
-    :raises PipelineError: if the host or the port cannot be used.
-    """
-    try:
-        server, thread = start_http_server(port, host, registry)
-    except OSError as error:
-        raise PipelineError(
-            f"cannot serve metrics on {host} port {port}: {error.strerror}; choose "
-            "another --metrics-host or --metrics-port"
-        ) from error
-
-    def stop() -> None:
-        server.shutdown()
-        server.server_close()
-        thread.join()
-
-    return stop
+        :param host: the address or host name to listen on.
+        :param port: the port; 0 for any free port.
+        :raises PipelineError: if the host or the port cannot be used.
+        """
+        try:
+            server, thread = start_http_server(port, host, self.registry)
+        except OSError as error:
+            raise PipelineError(
+                f"cannot serve metrics on {host} port {port}: {error.strerror}; choose "
+                "another --metrics-host or --metrics-port"
+            ) from error
+        try:
+            yield
+        finally:
+            server.shutdown()
+            server.server_close()
+            thread.join()

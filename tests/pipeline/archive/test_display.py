@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+from types import SimpleNamespace
 
 from twisted.trial.unittest import SynchronousTestCase
 
+from synapse_replication.pipeline import progress
 from synapse_replication.pipeline.archive.job import ArchiveProgress, Numbers
 
 
@@ -23,7 +25,9 @@ class ArchiveProgressTests(SynchronousTestCase):
         """Without a terminal, each event is a line without colours."""
         out = io.StringIO()
         times = iter([10.0, 12.5, 13.0])
-        with ArchiveProgress(out, lambda: next(times)) as reporter:
+        clock = SimpleNamespace(monotonic=lambda: next(times))
+        self.patch(progress, "time", clock)
+        with ArchiveProgress(out) as reporter:
             reporter.show(Numbers(rows=1234, rows_per_second=617.0), "batch 0")
             reporter.show(Numbers(rows=1234, commands=7, behind=3), "lag read")
         self.assertEqual(

@@ -15,7 +15,6 @@ import duckdb
 import polars
 import psycopg2
 from deltalake import DeltaTable
-from prometheus_client import CollectorRegistry
 from pyarrow import RecordBatch
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -140,8 +139,8 @@ class ArchiveTests(SynchronousTestCase):
                     # Out of range in microseconds, and in a year of six digits.
                     [(2**62, bad), (10**15, late)],
                 )
-            registry = CollectorRegistry()
-            numbers = self.archive(metrics=ArchiveMetrics(registry))
+            metrics = ArchiveMetrics()
+            numbers = self.archive(metrics=metrics)
             self.assertEqual((numbers.rows, numbers.skipped), (97, 3))
             output = self.output.getvalue()
             self.assertEqual("starting Spark" in output, most == 0)
@@ -152,7 +151,7 @@ class ArchiveTests(SynchronousTestCase):
             ):
                 self.assertIn(f"skipped {table}.stream_id = {id_}: ", output)
             self.assertNotIn("secret", output)
-            count = registry.get_sample_value(
+            count = metrics.registry.get_sample_value(
                 "synapse_replication_archive_skipped_ids_total", {"stream": "receipts"}
             )
             self.assertEqual(count, 2)
@@ -295,7 +294,7 @@ class ArchiveTests(SynchronousTestCase):
         metrics.
         """
         self.patch(job, "_BATCHES_BETWEEN_COMPACTIONS", 2)
-        registry = CollectorRegistry()
+        metrics = ArchiveMetrics()
         stopping = threading.Event()
         add_rows(self.dsn, 30)
 
@@ -319,7 +318,7 @@ class ArchiveTests(SynchronousTestCase):
                 compact_files=2,
             ),
             Reporter(self.output),
-            ArchiveMetrics(registry),
+            metrics,
             stopping=stopping,
         )
         self.assertEqual(keys_of(self.folder), read_keys(self.dsn))
@@ -327,7 +326,7 @@ class ArchiveTests(SynchronousTestCase):
         self.assertIn("0 ids behind", self.output.getvalue())
 
         def value(name: str, **labels: str) -> float | None:
-            return registry.get_sample_value(
+            return metrics.registry.get_sample_value(
                 f"synapse_replication_archive_{name}", labels
             )
 

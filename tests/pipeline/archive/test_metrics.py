@@ -5,11 +5,10 @@ from __future__ import annotations
 import socket
 from urllib.request import urlopen
 
-from prometheus_client import CollectorRegistry
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import PipelineError
-from synapse_replication.pipeline.archive.metrics import ArchiveMetrics, serve_metrics
+from synapse_replication.pipeline.archive.metrics import ArchiveMetrics
 from synapse_replication.pipeline.source.offsets import StreamOffset
 
 
@@ -17,11 +16,10 @@ class ArchiveMetricsTests(SynchronousTestCase):
     """Tests for the metrics of the archive, and for the port that serves them."""
 
     def setUp(self) -> None:
-        self.registry = CollectorRegistry()
-        self.metrics = ArchiveMetrics(self.registry)
+        self.metrics = ArchiveMetrics()
 
     def value(self, name: str, **labels: str) -> float | None:
-        return self.registry.get_sample_value(
+        return self.metrics.registry.get_sample_value(
             f"synapse_replication_archive_{name}", labels
         )
 
@@ -55,18 +53,21 @@ class ArchiveMetricsTests(SynchronousTestCase):
 
     def test_served(self) -> None:
         """
-        Metrics are served at the given address until the server is stopped; a used port
+        Metrics are served at the given address until the context ends; a used port
         is an error.
         """
         with socket.create_server(("127.0.0.1", 0)) as busy:
             port = busy.getsockname()[1]
-            error = self.assertRaises(
-                PipelineError, serve_metrics, self.registry, "127.0.0.1", port
-            )
-            self.assertIn(f"port {port}: Address already in use", str(error))
-        stop = serve_metrics(self.registry, "127.0.0.1", port)
-        with urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+            with (
+                self.assertRaises(PipelineError) as raised,
+                self.metrics.served("127.0.0.1", port),
+            ):
+                pass
+            self.assertIn(f"port {port}: Address already in use", str(raised.exception))
+        with (
+            self.metrics.served("127.0.0.1", port),
+            urlopen(f"http://127.0.0.1:{port}/metrics") as answer,
+        ):
             content = answer.read().decode()
         self.assertIn("synapse_replication_archive_rows_per_second 0.0", content)
-        stop()
         self.assertRaises(OSError, urlopen, f"http://127.0.0.1:{port}/metrics")
