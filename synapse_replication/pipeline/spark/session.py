@@ -23,15 +23,13 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from synapse_replication.data_files import read_table
 from synapse_replication.errors import PipelineError, SparkMissingError
-from synapse_replication.pipeline.spark.java import check_java
-from synapse_replication.pipeline.spark.noise import JavaErrors, filtered_stderr
+from synapse_replication.pipeline.spark.java import check_java, start_java
 
 if TYPE_CHECKING:
-    from pyspark import SparkConf
     from pyspark.sql import SparkSession
 
     from synapse_replication.pipeline.progress import JobProgress
@@ -82,7 +80,7 @@ def make_session(
     if master is not None:
         options["spark.master"] = master
     conf = SparkConf(loadDefaults=False).setAll(list(options.items()))
-    _start_java(conf)
+    start_java(conf)
     try:
         with spark_errors_shortened():
             session = SparkSession.builder.config(conf=conf).getOrCreate()
@@ -99,29 +97,6 @@ def make_session(
         session.conf.set(_SHUFFLE_PARTITIONS, tasks)
     session.dataSource.register(SynapseReplicationDataSource)
     return session
-
-
-def _start_java(conf: SparkConf) -> None:
-    """Start Java with a filtered standard error, unless this process has started it."""
-    from pyspark import SparkContext, java_gateway
-    from pyspark.errors import PySparkRuntimeError
-
-    if SparkContext._gateway is not None:
-        return
-    errors = JavaErrors()
-    # PySpark is only partly typed.
-    launch: Any = java_gateway.launch_gateway
-    try:
-        with filtered_stderr(errors) as stderr:
-            gateway = launch(conf, {"stderr": stderr})
-    except PySparkRuntimeError as error:
-        raise SparkMissingError(
-            f"Java did not start: {errors.cause}; check --master, "
-            "PYSPARK_SUBMIT_ARGS and the memory that Spark's settings demand"
-        ) from error
-    errors.release()
-    # The session would start Java itself, without a filter.
-    SparkContext._ensure_initialized(gateway=gateway)
 
 
 @contextlib.contextmanager
