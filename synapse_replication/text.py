@@ -12,10 +12,22 @@ _SECRETIVE: Final = re.compile(
     r"\b(USER_IP|INVALIDATE_CACHE|RDATA caches)\b.*", re.DOTALL
 )
 
+#: The units of durations, from the longest, in ms.
+_UNITS: Final = (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1000))
+
 
 def counted(count: int, noun: str) -> str:
     """Return a number with its noun: ``1 stream``, ``1,024 streams``."""
     return f"{count:,} {noun}" + ("s" if count != 1 else "")
+
+
+def duration(milliseconds: float) -> str:
+    """Format a duration in ms with a unit, to three digits or the nearest integer."""
+    longest = (each for each in _UNITS if abs(milliseconds) >= each[1])
+    unit, size = next(longest, ("ms", 1))
+    value = milliseconds / size
+    digits = f"{value:.3g}" if abs(value) < 999.5 else f"{value:,.0f}"
+    return f"{digits} {unit}"
 
 
 def printable(text: str) -> str:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import datetime
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from synapse_replication import __version__
 from synapse_replication.pipeline.archive.snapshot import Snapshot, open_snapshot
 from synapse_replication.pipeline.audit.findings import read_findings
 from synapse_replication.pipeline.audit.job import AUDIT_STEPS, audited
@@ -26,6 +31,10 @@ from synapse_replication.pipeline.workspace import (
     open_workspace,
     path_of_new_folder,
 )
+from synapse_replication.text import counted, duration
+
+if TYPE_CHECKING:
+    from synapse_replication.pipeline.report.plots import Plot
 
 #: The number of steps in addition to those of an audit: count, draw.
 _STEPS: Final = 2
@@ -103,23 +112,6 @@ def run_report(
     return folder / "report.html"
 
 
-def write_report(data: counts.ReportData, folder: Path) -> None:
-    """Write the page and the plots; the folder appears once it is complete.
-
-    :raises PipelineError: if the folder exists and is not empty, or cannot be
-        written.
-    """
-    # Import these here: they are slow to import, and counting does not need them.
-    from synapse_replication.pipeline.report.page import render_page
-    from synapse_replication.pipeline.report.plots import draw_plots
-
-    plots = draw_plots(data)
-    with created_atomically(folder) as temporary:
-        (temporary / "report.html").write_text(render_page(data, plots), "utf-8")
-        for plot in plots:
-            (temporary / f"{plot.name}.png").write_bytes(plot.png)
-
-
 def _sources(
     settings: PipelineSettings | None,
     archived: Snapshot | None,
@@ -139,3 +131,56 @@ def _sources(
     if audits:
         sources.append(f"an audit of the {name}")
     return sources
+
+
+# -- the page ----------------------------------------------------------------------
+
+
+def write_report(data: counts.ReportData, folder: Path) -> None:
+    """Write the page and the plots; the folder appears once it is complete.
+
+    :raises PipelineError: if the folder exists and is not empty, or cannot be
+        written.
+    """
+    # Import it here: it is slow to import, and counting does not need it.
+    from synapse_replication.pipeline.report.plots import draw_plots
+
+    plots = draw_plots(data)
+    with created_atomically(folder) as temporary:
+        (temporary / "report.html").write_text(render_page(data, plots), "utf-8")
+        for plot in plots:
+            (temporary / f"{plot.name}.png").write_bytes(plot.png)
+
+
+def render_page(data: counts.ReportData, plots: Sequence[Plot]) -> str:
+    """Return the page as HTML."""
+    environment = Environment(
+        loader=PackageLoader("synapse_replication.pipeline.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(
+        number="{:,}".format,
+        times=counted,
+        duration=duration,
+        moment=_moment,
+        passed=_passed,
+        size=lambda seconds: duration(seconds * 1000),
+    )
+    return environment.get_template("report.html").render(
+        data=data,
+        # Matplotlib has escaped the texts of the SVG.
+        plots={plot.name: Markup(plot.svg + plot.narrow) for plot in plots},
+        version=__version__,
+    )
+
+
+def _moment(value: datetime.datetime | None) -> str:
+    return "unknown" if value is None else value.strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _passed(value: datetime.datetime | None) -> str:
+    """Format a relative time, which is stored as a time after 1970-01-01."""
+    return "unknown" if value is None else f"+{duration(value.timestamp() * 1000)}"

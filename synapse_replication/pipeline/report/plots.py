@@ -24,6 +24,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, FuncFormatter, NullLocator
 
 from synapse_replication.pipeline.report.counts import ReportData, Rows
+from synapse_replication.text import duration
 
 #: The label of all series that do not get a colour of their own.
 OTHERS: Final = "all others"
@@ -47,8 +48,6 @@ _VARIABLES: Final[Mapping[str, str]] = {
 
 #: Matplotlib's unit of times, in s.
 _DAY: Final = 86_400
-
-_UNITS: Final = (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1000))
 
 #: Matplotlib is only partially typed.
 _dates: Any = matplotlib.dates
@@ -293,15 +292,6 @@ def _top(counted: Counter[str]) -> list[str]:
 def _colour_of(name: str, names: Sequence[str]) -> str:
     """Return the colour of a series: that of its index in ``names``, or the last."""
     return _COLOURS[names.index(name) if name in names else -1]
-
-
-def duration(milliseconds: float) -> str:
-    """Format a duration in ms with a unit, to three digits or the nearest integer."""
-    longest = (each for each in _UNITS if abs(milliseconds) >= each[1])
-    unit, size = next(longest, ("ms", 1))
-    value = milliseconds / size
-    digits = f"{value:.3g}" if abs(value) < 999.5 else f"{value:,.0f}"
-    return f"{digits} {unit}"
 
 
 def _make_panels(

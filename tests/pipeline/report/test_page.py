@@ -1,4 +1,4 @@
-"""Tests for :mod:`synapse_replication.pipeline.report.page`, and for writing a page."""
+"""Tests for the page of a report, and for writing it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ import attrs
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.pipeline.report.counts import ReportData
-from synapse_replication.pipeline.report.job import write_report
-from synapse_replication.pipeline.report.page import render_page
+from synapse_replication.pipeline.report.job import render_page, write_report
 from synapse_replication.pipeline.report.plots import draw_plots
 from tests.pipeline.reports import BEGINNING, make_report_data, shared_plots
 
