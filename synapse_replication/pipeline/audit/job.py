@@ -26,17 +26,8 @@ from synapse_replication.pipeline.archive.snapshot import (
     bounds_of,
     open_snapshot,
 )
-from synapse_replication.pipeline.audit import ids
+from synapse_replication.pipeline.audit import findings, ids
 from synapse_replication.pipeline.audit.facts import read_facts
-from synapse_replication.pipeline.audit.findings import (
-    AuditFinding,
-    Severity,
-    print_findings,
-    print_json,
-    to_json,
-    worst_first,
-    write_findings,
-)
 from synapse_replication.pipeline.progress import JobProgress
 from synapse_replication.pipeline.scan import Scan, Spark
 from synapse_replication.pipeline.schemas import FINDINGS_SCHEMA
@@ -94,7 +85,7 @@ def run_audit(
     out: str | None = None,
     master: str | None = None,
     as_json: bool = False,
-) -> Mapping[Severity, int]:
+) -> Mapping[findings.Severity, int]:
     """Audit a deployment, and print the findings.
 
     :param out: the folder to write all findings to; created if it is missing.
@@ -112,7 +103,7 @@ def run_audit(
             "synapse-replication audit", master=master, progress=progress
         ) as spark,
     ):
-        findings = audited(
+        found = audited(
             settings,
             recordings=recordings,
             archive=None if archive is None else open_snapshot(archive),
@@ -121,9 +112,9 @@ def run_audit(
         )
     # Spark has stopped, so the process ends soon after the last line.
     if out is not None:
-        write_findings(findings, out)
-    show = print_json if as_json else print_findings
-    return show(findings, sys.stdout)
+        findings.write_findings(found, out)
+    show = findings.print_json if as_json else findings.print_findings
+    return show(found, sys.stdout)
 
 
 def audited(
@@ -133,7 +124,7 @@ def audited(
     archive: Snapshot | None = None,
     spark: Spark,
     begin: Callable[[str], object],
-) -> list[AuditFinding]:
+) -> list[findings.AuditFinding]:
     """Audit a deployment; return the findings, worst first.
 
     :param spark: called if there are many rows to read.
@@ -144,12 +135,12 @@ def audited(
         intact = None if archive is None else archive.verified(spark)
         audit = _Audit(workspace, settings, intact, spark)
         begin("read recordings and archive")
-        findings = audit.read_recordings(recordings)
+        found = audit.read_recordings(recordings)
         begin("compare ids")
-        findings += audit.compare_ids()
+        found += audit.compare_ids()
         begin("check the differences")
-        findings += audit.check()
-    return worst_first(findings)
+        found += audit.check()
+    return findings.worst_first(found)
 
 
 @attrs.define(slots=False)
@@ -163,11 +154,11 @@ class _Audit:
 
     def read_recordings(
         self, recordings: Sequence[str | os.PathLike[str]]
-    ) -> list[AuditFinding]:
+    ) -> list[findings.AuditFinding]:
         """Load the lines of the recordings and of the archive, each line once."""
         archive = self._archive
         load_lines(self._workspace, LINE_COLUMNS, recordings, archive, self._spark)
-        twice: list[AuditFinding] = []
+        twice: list[findings.AuditFinding] = []
         # Each line of a file has its own number.
         if archive is not None:
             twice = list(run_check(self._workspace, COMMANDS_TWICE))
@@ -176,7 +167,7 @@ class _Audit:
         self._workspace.execute(TOKENS)
         return twice
 
-    def compare_ids(self) -> list[AuditFinding]:
+    def compare_ids(self) -> list[findings.AuditFinding]:
         """Load the facts, and the ids that have to be examined."""
         # Read the sequences after the recordings. Otherwise, an id that was allocated
         # in between would seem to be ahead of its sequence.
@@ -201,7 +192,7 @@ class _Audit:
         load(self._workspace, "ids", ids.NOTABLE_SCHEMA, chosen)
         return list(facts.findings)
 
-    def check(self) -> list[AuditFinding]:
+    def check(self) -> list[findings.AuditFinding]:
         """Run the checks that need the ids."""
         workspace = self._workspace
         workspace.execute(VIEWS)
@@ -287,25 +278,25 @@ class _Audit:
 
 def run_check(
     connection: duckdb.DuckDBPyConnection, sql: str
-) -> Iterator[AuditFinding]:
+) -> Iterator[findings.AuditFinding]:
     """Yield the findings of a check."""
     for row in rows_of(connection, sql):
         shown = {n: "an unknown writer" if v is None else v for n, v in row.items()}
         found = {field: row[field] for field in FINDINGS_SCHEMA.names if field in row}
         found["message"] = row["message"].format_map(shown)
-        found["evidence"] = to_json(row["evidence"])
-        yield AuditFinding.from_row(found)
+        found["evidence"] = findings.to_json(row["evidence"])
+        yield findings.AuditFinding.from_row(found)
 
 
-def _damaged_file(damaged: DamagedFile) -> AuditFinding:
+def _damaged_file(damaged: DamagedFile) -> findings.AuditFinding:
     file = damaged.file
     first, last = file.token_range or (None, None)
-    return AuditFinding(
+    return findings.AuditFinding(
         kind="archive_damaged",
         stream=None if file.token_range is None else file.table_name,
         first_token=first,
         last_token=last,
         count=file.row_count,
         message=str(damaged),
-        evidence=to_json({"file": f"{file.table_uri}/{file.path}"}),
+        evidence=findings.to_json({"file": f"{file.table_uri}/{file.path}"}),
     )
