@@ -42,10 +42,7 @@ from synapse_replication.pipeline.scan import FEW_IDS, batched, run_tasks
 from synapse_replication.pipeline.schemas import ARCHIVED_WIRE_SCHEMA
 from synapse_replication.pipeline.settings import PipelineSettings
 from synapse_replication.pipeline.source.options import SourceOptions, reader_options
-from synapse_replication.pipeline.spark.session import (
-    job_session,
-    spark_errors_shortened,
-)
+from synapse_replication.pipeline.spark.session import job_session
 from synapse_replication.pipeline.wire_lines import recordings_in, scan_recordings
 
 if TYPE_CHECKING:
@@ -163,7 +160,6 @@ def _total(numbers: Numbers) -> str:
     return ", ".join(parts)
 
 
-@spark_errors_shortened()
 def run_archive(
     settings: ArchiveSettings,
     reporter: ArchiveProgress,

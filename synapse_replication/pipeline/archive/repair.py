@@ -27,10 +27,7 @@ from synapse_replication.pipeline.archive.files import (
     find_damage,
     wrong_sizes,
 )
-from synapse_replication.pipeline.archive.log import (
-    offsets_around,
-    read_purged_ranges,
-)
+from synapse_replication.pipeline.archive.log import offsets_around, read_purged_ranges
 from synapse_replication.pipeline.archive.store import (
     MISSING_REASON,
     ArchiveStore,

@@ -34,10 +34,7 @@ from synapse_replication.pipeline.schemas import FINDINGS_SCHEMA
 from synapse_replication.pipeline.settings import PipelineSettings
 from synapse_replication.pipeline.source.connections import read_transaction
 from synapse_replication.pipeline.source.planning import scan_rows
-from synapse_replication.pipeline.spark.session import (
-    lazy_session,
-    spark_errors_shortened,
-)
+from synapse_replication.pipeline.spark.session import lazy_session
 from synapse_replication.pipeline.workspace import (
     batches_as,
     load,
@@ -76,7 +73,6 @@ LINE_COLUMNS: Final = (
 _KEYS: Final = ("instance_name", "stream_id", "row_index")
 
 
-@spark_errors_shortened()
 def run_audit(
     settings: PipelineSettings,
     *,

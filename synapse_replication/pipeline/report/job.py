@@ -20,10 +20,7 @@ from synapse_replication.pipeline.report import counts
 from synapse_replication.pipeline.scan import Scan
 from synapse_replication.pipeline.settings import PipelineSettings
 from synapse_replication.pipeline.source.planning import scan_rows
-from synapse_replication.pipeline.spark.session import (
-    lazy_session,
-    spark_errors_shortened,
-)
+from synapse_replication.pipeline.spark.session import lazy_session
 from synapse_replication.pipeline.workspace import (
     created_atomically,
     load,
@@ -40,7 +37,6 @@ if TYPE_CHECKING:
 _STEPS: Final = 2
 
 
-@spark_errors_shortened()
 def run_report(
     settings: PipelineSettings | None,
     out: str,

@@ -105,6 +105,8 @@ def job_session(app_name: str, *, master: str | None = None) -> Iterator[SparkSe
 
     A session that existed before is yielded, but not stopped. The tasks of jobs work
     mostly in Python, so Java's optimising compiler would cost more time than it saves.
+
+    :raises PipelineError: if Spark raises an exception within the context.
     """
     check_java()
     from pyspark.sql import SparkSession
@@ -112,7 +114,8 @@ def job_session(app_name: str, *, master: str | None = None) -> Iterator[SparkSe
     existed = SparkSession.getActiveSession() is not None
     session = make_session(app_name, master=master, settings=_FEW_OPTIMISATIONS)
     try:
-        yield session
+        with spark_errors_shortened():
+            yield session
     finally:
         if not existed:
             session.stop()

@@ -7,19 +7,8 @@ from typing import Any
 import attrs
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.pipeline.audit.job import (
-    CHECKS,
-    COMMANDS_TWICE,
-    run_check,
-)
-from tests.pipeline.audits import (
-    Deployment,
-    Found,
-    Key,
-    evidence,
-    found,
-    lines_of,
-)
+from synapse_replication.pipeline.audit.job import CHECKS, COMMANDS_TWICE, run_check
+from tests.pipeline.audits import Deployment, Found, Key, evidence, found, lines_of
 
 TWO_WRITERS, GONE, GAPS, AHEAD = (
     CHECKS[name] for name in ("two_writers", "gone", "gaps", "ahead")

@@ -11,11 +11,7 @@ from synapse_replication.pipeline.audit.job import CHECKS, run_check
 from tests.pipeline.audits import Deployment, Key, found, lines_of
 from tests.simulation.cluster import Cluster
 from tests.simulation.runner import Run
-from tests.simulation.topology import (
-    CACHES,
-    MEMORY_STREAM,
-    TABLES,
-)
+from tests.simulation.topology import CACHES, MEMORY_STREAM, TABLES
 
 #: Each seed has different faults: lost or half-open links, crashes, database restarts.
 SEEDS = range(8, 18)
