@@ -16,13 +16,10 @@ from synapse_replication.errors import ConfigError, PipelineError
 from synapse_replication.storage import queries
 from synapse_replication.storage.consistency import ConsistencyReport, examine
 from synapse_replication.storage.id_streams import exists, id_stream_of
-from synapse_replication.streams.standard.registry import (
-    STANDARD_STREAMS,
-    StandardStream,
-)
+from synapse_replication.streams.standard import registry
 from synapse_replication.streams.table import TableStream
 
-Stream = StandardStream | TableStream
+Stream = registry.StandardStream | TableStream
 
 
 @attrs.frozen
@@ -45,7 +42,7 @@ class PipelineSettings:
     @property
     def streams(self) -> list[Stream]:
         """The standard streams, and those that the configuration declares."""
-        return [*STANDARD_STREAMS.values(), *self.declared]
+        return [*registry.STANDARD_STREAMS.values(), *self.declared]
 
     def read_states(self, txn: Any) -> ConsistencyReport:
         """Compare the sequences, tables and positions of all streams with ids.

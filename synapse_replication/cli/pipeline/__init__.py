@@ -15,14 +15,7 @@ from typing import Any
 
 import click
 
-from synapse_replication.cli.pipeline.analysis import audit_command, report_command
-from synapse_replication.cli.pipeline.archives import (
-    archive_command,
-    export_command,
-    purge_command,
-)
-from synapse_replication.cli.pipeline.bootstrap import bootstrap_command
-from synapse_replication.cli.pipeline.options import needs_spark
+from synapse_replication.cli.pipeline import archives, deployment, options
 
 
 class _JobGroup(click.Group):
@@ -34,7 +27,7 @@ class _JobGroup(click.Group):
         # At its end, Python would search all objects of the large libraries for
         # cycles, which takes longer than everything else after the last line.
         atexit.register(gc.freeze)
-        with needs_spark():
+        with options.needs_spark():
             return super().invoke(ctx)
 
 
@@ -42,12 +35,12 @@ class _JobGroup(click.Group):
     "pipeline",
     cls=_JobGroup,
     commands=[
-        archive_command,
-        audit_command,
-        bootstrap_command,
-        report_command,
-        export_command,
-        purge_command,
+        archives.archive_command,
+        deployment.audit_command,
+        deployment.bootstrap_command,
+        deployment.report_command,
+        archives.export_command,
+        archives.purge_command,
     ],
 )
 def pipeline_command() -> None:

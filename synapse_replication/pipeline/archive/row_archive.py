@@ -24,25 +24,11 @@ from synapse_replication.pipeline.archive.files import (
 )
 from synapse_replication.pipeline.archive.store import ArchiveStore, storage_error_text
 from synapse_replication.pipeline.scan import FEW_ROWS, Spark, batched, run_tasks
-from synapse_replication.pipeline.source.completeness import (
-    last_allocated_id,
-    stored_tokens,
-)
+from synapse_replication.pipeline.source import completeness, planning, reading
 from synapse_replication.pipeline.source.connections import read_transaction
 from synapse_replication.pipeline.source.offsets import StreamOffset
 from synapse_replication.pipeline.source.options import SourceOptions
-from synapse_replication.pipeline.source.planning import (
-    IDS_PER_TASK,
-    Plan,
-    Planner,
-    pack,
-)
 from synapse_replication.pipeline.source.ranges import Part
-from synapse_replication.pipeline.source.reading import (
-    SkippedId,
-    read_part,
-    task_connection,
-)
 
 #: The default number of tasks per core in a batch. With more tasks, cores are idle for
 #: a shorter time while the last tasks of a batch run.
@@ -71,7 +57,7 @@ class WrittenRows:
 
     rows: Mapping[str, int]
     files: int
-    skipped: Sequence[SkippedId]
+    skipped: Sequence[reading.SkippedId]
 
 
 @attrs.define(eq=False, repr=False, slots=False)
@@ -93,7 +79,7 @@ class RowsArchiver:
     _batch_ids: int | None
 
     def __attrs_post_init__(self) -> None:
-        self._planner = Planner(self._options, continuous=True)
+        self._planner = planning.Planner(self._options, continuous=True)
         #: The tables of the archived streams; empty before :meth:`archive`.
         self.tables: dict[str, ArchiveTable] = {}
         #: The offset up to which each stream is archived, including ids without rows.
@@ -134,7 +120,7 @@ class RowsArchiver:
         if self._batch_ids is not None:
             return self._batch_ids
         cores = 1 if spark is None else spark().sparkContext.defaultParallelism
-        return _TASKS_PER_CORE * cores * IDS_PER_TASK
+        return _TASKS_PER_CORE * cores * planning.IDS_PER_TASK
 
     def lag(self) -> dict[tuple[str, str], int]:
         """Return by how many ids the archive is behind each ``(stream, writer)``.
@@ -147,15 +133,15 @@ class RowsArchiver:
                 stream = selection.stream
                 archived = self.offsets.get(stream.name, StreamOffset())
                 # A stream whose positions are not stored has the single writer "".
-                last = stored_tokens(txn, stream) or {
-                    "": last_allocated_id(txn, stream) or 0
+                last = completeness.stored_tokens(txn, stream) or {
+                    "": completeness.last_allocated_id(txn, stream) or 0
                 }
                 for writer, position in last.items():
                     behind = position - archived.position(writer)
                     lag[stream.name, writer] = max(0, behind)
         return lag
 
-    def _plan(self, report: Callable[[str], object]) -> Plan:
+    def _plan(self, report: Callable[[str], object]) -> planning.Plan:
         with read_transaction(self._options.conninfo) as txn:
             selections = self._planner.select(txn)
             if not selections:
@@ -188,7 +174,7 @@ class RowsArchiver:
     ) -> WrittenRows:
         today = datetime.datetime.now(datetime.timezone.utc).date()
         write = functools.partial(write_parts, self._store, conninfo, today)
-        tasks = pack(batch.parts, None)
+        tasks = planning.pack(batch.parts, None)
         results = run_tasks(write, tasks, spark)
         files = [file for found, _ in results for file in found]
         rows = {}
@@ -201,7 +187,7 @@ class RowsArchiver:
         return WrittenRows(rows, len(files), [s for _, found in results for s in found])
 
 
-def batches_of(plan: Plan, limit: int) -> Iterator[Batch]:
+def batches_of(plan: planning.Plan, limit: int) -> Iterator[Batch]:
     """Group the parts of a plan into batches, one stream after another.
 
     :param limit: the maximum number of ids in a batch, unless a single part has more.
@@ -224,7 +210,7 @@ def write_parts(
     conninfo: Mapping[str, Any],
     today: datetime.date,
     parts: Iterable[Part],
-) -> tuple[list[WrittenFile], list[SkippedId]]:
+) -> tuple[list[WrittenFile], list[reading.SkippedId]]:
     """Write rows from the database to files, in this process.
 
     :param today: the day to assign to rows whose time of writing is unknown.
@@ -232,14 +218,14 @@ def write_parts(
     :raises PipelineError: if the database cannot be read, or a file cannot be written.
     """
     writers: dict[str, DayWriter] = {}
-    skipped: list[SkippedId] = []
+    skipped: list[reading.SkippedId] = []
     try:
-        with task_connection(conninfo) as connection:
+        with reading.task_connection(conninfo) as connection:
             for part in parts:
                 uri = store.stream_uri(part.stream.name)
                 if uri not in writers:
                     writers[uri] = DayWriter(store, uri, "written_ts", today)
-                for batch in read_part(connection, conninfo, part, skipped=skipped):
+                for batch in reading.read_part(connection, conninfo, part, skipped):
                     writers[uri].write(batch)
         return [f for writer in writers.values() for f in writer.close()], skipped
     except OSError as error:

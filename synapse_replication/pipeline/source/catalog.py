@@ -18,10 +18,7 @@ from synapse_replication.storage.row_queries import (
     RowQuery,
     queries_of,
 )
-from synapse_replication.streams.standard.registry import (
-    STANDARD_STREAMS,
-    StandardStream,
-)
+from synapse_replication.streams.standard import registry
 from synapse_replication.streams.table import TableStream
 
 
@@ -58,14 +55,15 @@ def catalog_of(
 
     :param declared: the streams that the configuration declares.
     """
-    streams = {name: stream_of(STANDARD_STREAMS[name]) for name in STANDARD_QUERIES}
+    standard = registry.STANDARD_STREAMS
+    streams = {name: stream_of(standard[name]) for name in STANDARD_QUERIES}
     for stream in declared:
         found = stream_of(stream) if isinstance(stream, TableStream) else stream
         streams[found.name] = found
     return streams
 
 
-def stream_of(stream: StandardStream | TableStream) -> CatalogStream:
+def stream_of(stream: registry.StandardStream | TableStream) -> CatalogStream:
     """Return a stream that has tables, with its queries."""
     return CatalogStream(
         table=table_of_codec(stream.name, stream.description.codec),
@@ -86,7 +84,7 @@ def select_streams(
     for name in names:
         if name in catalog:
             continue
-        if name in STANDARD_STREAMS:
+        if name in registry.STANDARD_STREAMS:
             raise PipelineError(
                 f"stream {name} is held in memory and has no table; record it with "
                 "'synapse-replication record', and read the recording"

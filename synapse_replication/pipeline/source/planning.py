@@ -21,12 +21,8 @@ from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.scan import Scan
 from synapse_replication.pipeline.schemas import ROWS_SCHEMA, with_texts
 from synapse_replication.pipeline.settings import PipelineSettings
-from synapse_replication.pipeline.source import completeness
+from synapse_replication.pipeline.source import completeness, connections
 from synapse_replication.pipeline.source.catalog import CatalogStream, select_streams
-from synapse_replication.pipeline.source.connections import (
-    read_transaction,
-    resolved_conninfo,
-)
 from synapse_replication.pipeline.source.offsets import StreamOffset
 from synapse_replication.pipeline.source.options import (
     EARLIEST,
@@ -94,7 +90,7 @@ class Planner:
             :meth:`select` or :meth:`resolve` raises it.
         """
         options = self._options
-        with read_transaction(options.conninfo) as txn:
+        with connections.read_transaction(options.conninfo) as txn:
             selections = self.select(txn)
             start = self.resolve(txn, selections, "startingToken")
             if wanted.streams is not None:
@@ -227,7 +223,7 @@ class Planner:
             if part.size > 0 and (narrowed := narrow(txn, part)) is not None:
                 found.append(narrowed)
         parts = split(found, options.num_partitions)
-        conninfo = resolved_conninfo(options.conninfo, txn.connection)
+        conninfo = connections.resolved_conninfo(options.conninfo, txn.connection)
         tasks = pack(parts, options.num_partitions)
         return Plan(conninfo, start, end, parts, tasks)
 

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from pyarrow import dataset
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.cli.pipeline.analysis import audit_command
+from synapse_replication.cli.pipeline.deployment import audit_command
 from tests.pipeline.archives import archive_database
 from tests.pipeline.audits import (
     artificial_database,

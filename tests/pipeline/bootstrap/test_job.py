@@ -11,7 +11,7 @@ import psycopg2
 from click.testing import CliRunner
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.cli.pipeline.bootstrap import bootstrap_command
+from synapse_replication.cli.pipeline.deployment import bootstrap_command
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.bootstrap import (
     Bootstrap,

@@ -14,7 +14,7 @@ import duckdb
 from click.testing import CliRunner
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.cli.pipeline.analysis import report_command
+from synapse_replication.cli.pipeline.deployment import report_command
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.audit.findings import AuditFinding, Severity
 from synapse_replication.pipeline.report.counts import (
