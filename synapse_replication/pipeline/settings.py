@@ -39,6 +39,44 @@ class PipelineSettings:
     writers: Mapping[str, tuple[str, ...]] = attrs.Factory(dict)
     declared: tuple[TableStream, ...] = ()
 
+    @classmethod
+    def of_dsn(cls, dsn: str) -> PipelineSettings:
+        """Parse a libpq string: ``host=... dbname=...`` or ``postgresql://...``.
+
+        :raises PipelineError: if the string cannot be parsed. The message does not
+            contain the string.
+        """
+        import psycopg2
+        from psycopg2.extensions import parse_dsn
+
+        try:
+            return cls(parse_dsn(dsn))
+        except psycopg2.ProgrammingError:
+            # libpq's message contains the string, which may have a password.
+            raise PipelineError(
+                "the dsn cannot be read; write it as 'host=... port=... dbname=... "
+                "user=...' or as 'postgresql://user@host:port/dbname'"
+            ) from None
+
+    @classmethod
+    def of_config(cls, paths: Sequence[str]) -> PipelineSettings:
+        """Read the settings from a homeserver's configuration files.
+
+        :raises PipelineError: if the configuration is invalid, or has no PostgreSQL
+            database.
+        """
+        try:
+            config = load_deployment(paths)
+        except ConfigError as error:
+            raise PipelineError(str(error)) from error
+        if config.database is None:
+            raise PipelineError(
+                f"{', '.join(paths)}: no PostgreSQL database is configured; add the "
+                "section 'database' with 'name: psycopg2'"
+            )
+        declared = tuple(s for s in config.streams if isinstance(s, TableStream))
+        return cls(config.database.conninfo, dict(config.writers), declared)
+
     @property
     def streams(self) -> list[Stream]:
         """The standard streams, and those that the configuration declares."""
@@ -63,44 +101,3 @@ class PipelineSettings:
                     known = self.writers.get(each.name) or found
                 id_streams[each.name] = id_stream_of(each, known)
         return examine(txn, id_streams)
-
-
-def settings_of_dsn(dsn: str) -> PipelineSettings:
-    """Parse a libpq string: ``host=... dbname=...`` or ``postgresql://...``.
-
-    :raises PipelineError: if the string cannot be parsed. The message does not contain
-        the string.
-    """
-    import psycopg2
-    from psycopg2.extensions import parse_dsn
-
-    try:
-        return PipelineSettings(parse_dsn(dsn))
-    except psycopg2.ProgrammingError:
-        # libpq's message contains the string, which may have a password.
-        raise PipelineError(
-            "the dsn cannot be read; write it as 'host=... port=... dbname=... "
-            "user=...' or as 'postgresql://user@host:port/dbname'"
-        ) from None
-
-
-def settings_of_config(paths: Sequence[str]) -> PipelineSettings:
-    """Read the settings from a homeserver's configuration files.
-
-    :raises PipelineError: if the configuration is invalid, or has no PostgreSQL
-        database.
-    """
-    try:
-        config = load_deployment(paths)
-    except ConfigError as error:
-        raise PipelineError(str(error)) from error
-    if config.database is None:
-        raise PipelineError(
-            f"{', '.join(paths)}: no PostgreSQL database is configured; add the "
-            "section 'database' with 'name: psycopg2'"
-        )
-    return PipelineSettings(
-        config.database.conninfo,
-        dict(config.writers),
-        tuple(stream for stream in config.streams if isinstance(stream, TableStream)),
-    )

@@ -33,7 +33,7 @@ from synapse_replication.pipeline.archive.job import (
     ArchiveSettings,
     run_archive,
 )
-from synapse_replication.pipeline.settings import settings_of_config
+from synapse_replication.pipeline.settings import PipelineSettings
 from synapse_replication.recordings.reader import shipped_recording
 from synapse_replication.streams.standard.registry import MAIN_INSTANCE
 from synapse_replication.wire.extension import encode_message, parse_message
@@ -200,7 +200,9 @@ class ReleaseTests(SynchronousTestCase):
         self.assertLess(before.total(), len(keys))
         files = deployment.configuration_of(MAIN_INSTANCE)[1::2]
         run_archive(
-            ArchiveSettings(str(archive), settings_of_config(files), [], once=True),
+            ArchiveSettings(
+                str(archive), PipelineSettings.of_config(files), [], once=True
+            ),
             ArchiveProgress(io.StringIO()),
         )
         self.assertEqual(Counter(keys_of(archive)), Counter(keys))

@@ -18,7 +18,7 @@ from synapse_replication.pipeline.archive.job import (
     run_archive,
 )
 from synapse_replication.pipeline.schemas import OBJECTS, standard_tables
-from synapse_replication.pipeline.settings import settings_of_dsn
+from synapse_replication.pipeline.settings import PipelineSettings
 from tests.pipeline.audit.test_job import real_dsn
 from tests.pipeline.shared_session import shared_session
 from tests.support.recordings import FULL_RECORDING
@@ -36,7 +36,7 @@ _QUESTION = re.compile(
 def real_archive() -> Path:
     """Archive the database and the recording of the real deployment."""
     folder = Path("archive-of-questions").absolute()
-    source = settings_of_dsn(real_dsn())
+    source = PipelineSettings.of_dsn(real_dsn())
     recordings = [str(FULL_RECORDING)]
     settings = ArchiveSettings(str(folder), source, recordings, once=True)
     run_archive(settings, ArchiveProgress(io.StringIO()))

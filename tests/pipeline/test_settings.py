@@ -7,7 +7,7 @@ from pathlib import Path
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import PipelineError
-from synapse_replication.pipeline.settings import settings_of_config, settings_of_dsn
+from synapse_replication.pipeline.settings import PipelineSettings
 
 _SERVER = "server_name: hs.example\n"
 _DATABASE = """
@@ -28,7 +28,7 @@ class DsnTests(SynchronousTestCase):
         """The key-value form and the URI form result in the same settings."""
         expected = {"host": "h", "port": "5", "dbname": "d", "user": "u"}
         for dsn in ("host=h port=5 dbname=d user=u", "postgresql://u@h:5/d"):
-            settings = settings_of_dsn(dsn)
+            settings = PipelineSettings.of_dsn(dsn)
             self.assertEqual(settings.conninfo, expected)
             self.assertEqual((settings.writers, settings.declared), ({}, ()))
 
@@ -38,14 +38,14 @@ class DsnTests(SynchronousTestCase):
         may include a password.
         """
         with self.assertRaises(PipelineError) as caught:
-            settings_of_dsn("password hush")
+            PipelineSettings.of_dsn("password hush")
         self.assertIn("'postgresql://user@host:port/dbname'", str(caught.exception))
         self.assertNotIn("hush", str(caught.exception))
         self.assertIsNone(caught.exception.__cause__)
 
     def test_not_shown(self) -> None:
         """The ``repr`` of the settings does not contain the password."""
-        self.assertNotIn("hush", repr(settings_of_dsn("host=h password=hush")))
+        self.assertNotIn("hush", repr(PipelineSettings.of_dsn("host=h password=hush")))
 
 
 class ConfigTests(SynchronousTestCase):
@@ -63,7 +63,7 @@ class ConfigTests(SynchronousTestCase):
 
     def test_several_files(self) -> None:
         """Database and writers may come from different files."""
-        settings = settings_of_config(self.write(_SERVER + _STREAMS, _DATABASE))
+        settings = PipelineSettings.of_config(self.write(_SERVER + _STREAMS, _DATABASE))
         self.assertEqual(settings.conninfo["host"], "db.example")
         self.assertEqual(settings.conninfo["password"], "hush")
         self.assertEqual(settings.writers["events"], ("w1",))
@@ -75,7 +75,7 @@ class ConfigTests(SynchronousTestCase):
         """
         paths = self.write(_SERVER)
         with self.assertRaises(PipelineError) as caught:
-            settings_of_config(paths)
+            PipelineSettings.of_config(paths)
         self.assertIn(paths[0], str(caught.exception))
         self.assertIn("psycopg2", str(caught.exception))
 
@@ -85,5 +85,5 @@ class ConfigTests(SynchronousTestCase):
         """
         paths = self.write(_SERVER + _DATABASE + "stream_writers: 7\n")
         with self.assertRaises(PipelineError) as caught:
-            settings_of_config(paths)
+            PipelineSettings.of_config(paths)
         self.assertIn("stream_writers", str(caught.exception))

@@ -33,7 +33,7 @@ def work(folder: str, kill: Kill | None) -> None:
         ArchiveSettings,
         run_archive,
     )
-    from synapse_replication.pipeline.settings import settings_of_dsn
+    from synapse_replication.pipeline.settings import PipelineSettings
 
     reached: Counter[Point] = Counter()
 
@@ -48,7 +48,7 @@ def work(folder: str, kill: Kill | None) -> None:
             run_archive(
                 ArchiveSettings(
                     folder,
-                    settings_of_dsn(os.environ[DSN_VARIABLE]),
+                    PipelineSettings.of_dsn(os.environ[DSN_VARIABLE]),
                     once=True,
                     batch_ids=_BATCH_IDS,
                     compact_files=_COMPACT_FILES,

@@ -15,7 +15,7 @@ import click
 
 from scripts.tools.pipeline_bench.jobs import MASTER, JobFigures, measure_jobs
 from scripts.tools.pipeline_bench.reading import DEBIAN_JAR, Reading, measure_reading
-from synapse_replication.pipeline.settings import settings_of_dsn
+from synapse_replication.pipeline.settings import PipelineSettings
 from synapse_replication.pipeline.spark.session import make_session
 from synapse_replication.testing.servers import PrivatePostgres
 from tests.support.big_database import fill_database
@@ -99,7 +99,9 @@ def _measure_reading(
     jars = {"spark.jars": str(DEBIAN_JAR)} if DEBIAN_JAR.is_file() else {}
     session = make_session("bench", master=MASTER, settings=jars)
     try:
-        readings = measure_reading(session, settings_of_dsn(dsn), rounds, report)
+        readings = measure_reading(
+            session, PipelineSettings.of_dsn(dsn), rounds, report
+        )
     finally:
         session.stop()
     return {reading.name: reading for reading in readings}

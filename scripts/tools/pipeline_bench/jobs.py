@@ -33,8 +33,8 @@ session.stop()
 _RAW = f"""
 import os
 from scripts.tools.pipeline_bench.reading import adbc_to_parquet
-from synapse_replication.pipeline.settings import settings_of_dsn
-print(adbc_to_parquet(settings_of_dsn(os.environ[{DSN_VARIABLE!r}])))
+from synapse_replication.pipeline.settings import PipelineSettings
+print(adbc_to_parquet(PipelineSettings.of_dsn(os.environ[{DSN_VARIABLE!r}])))
 """
 
 _ARCHIVE = ("archive", "--once", "--archive", "{}/archive", "--master", MASTER)

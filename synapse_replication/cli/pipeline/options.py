@@ -16,11 +16,7 @@ from click.core import ParameterSource
 
 from synapse_replication.cli.common import config_files, fail
 from synapse_replication.errors import PipelineError, SparkMissingError
-from synapse_replication.pipeline.settings import (
-    PipelineSettings,
-    settings_of_config,
-    settings_of_dsn,
-)
+from synapse_replication.pipeline.settings import PipelineSettings
 
 #: The environment variable that is used if neither ``-c`` nor ``--dsn`` is given.
 DSN_VARIABLE = "SYNAPSE_REPLICATION_DSN"
@@ -136,7 +132,7 @@ def _settings(
 ) -> PipelineSettings | None:
     try:
         if config_paths:
-            return settings_of_config(config_paths)
-        return settings_of_dsn(dsn) if dsn else None
+            return PipelineSettings.of_config(config_paths)
+        return PipelineSettings.of_dsn(dsn) if dsn else None
     except PipelineError as error:
         fail(f"Error: {error}")

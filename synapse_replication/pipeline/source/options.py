@@ -16,11 +16,7 @@ from psycopg2.extensions import make_dsn
 
 from synapse_replication.errors import PipelineError, TokenError, excerpt
 from synapse_replication.pipeline.schemas import RowForm
-from synapse_replication.pipeline.settings import (
-    PipelineSettings,
-    settings_of_config,
-    settings_of_dsn,
-)
+from synapse_replication.pipeline.settings import PipelineSettings
 from synapse_replication.pipeline.source.catalog import (
     CatalogStream,
     catalog_of,
@@ -133,10 +129,10 @@ def _deployment(
             "libpq or config to the path of the homeserver's configuration"
         )
     if "config" in given:
-        settings = settings_of_config([given["config"]])
+        settings = PipelineSettings.of_config([given["config"]])
         return settings, settings.declared
     try:
-        settings = settings_of_dsn(given["dsn"])
+        settings = PipelineSettings.of_dsn(given["dsn"])
     except PipelineError as error:
         raise PipelineError(f"option dsn: {error}") from None
     if "deployment" not in given:

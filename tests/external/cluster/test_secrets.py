@@ -25,7 +25,7 @@ from synapse_replication.pipeline.archive.job import ArchiveProgress
 from synapse_replication.pipeline.archive.job import ArchiveSettings, run_archive
 from synapse_replication.pipeline.spark.session import make_session
 from synapse_replication.pipeline.schemas import RowForm
-from synapse_replication.pipeline.settings import settings_of_dsn
+from synapse_replication.pipeline.settings import PipelineSettings
 
 dsn, folder = sys.argv[1:]
 session = make_session("secrets", master="local[2]", settings={
@@ -40,11 +40,12 @@ context.setLogLevel("DEBUG")
 read = session.read.format("synapse_replication").option("dsn", dsn).load()
 read.explain(True)
 print("rows", read.count())
-typed = read_rows(session, settings_of_dsn(dsn), RowForm.TYPED, streams="receipts")
+settings = PipelineSettings.of_dsn(dsn)
+typed = read_rows(session, settings, RowForm.TYPED, streams="receipts")
 typed.explain(True)
 print("typed", typed.count())
 archived = run_archive(
-    ArchiveSettings(folder + "/archive", settings_of_dsn(dsn), once=True),
+    ArchiveSettings(folder + "/archive", settings, once=True),
     ArchiveProgress(sys.stderr),
 )
 print("archived", archived)

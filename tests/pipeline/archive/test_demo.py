@@ -24,7 +24,7 @@ from synapse_replication.pipeline.archive.job import (
     ArchiveSettings,
     run_archive,
 )
-from synapse_replication.pipeline.settings import settings_of_config
+from synapse_replication.pipeline.settings import PipelineSettings
 from synapse_replication.recordings.reader import shipped_recording
 from synapse_replication.streams.standard.registry import MAIN_INSTANCE
 from tests.pipeline.shared_session import shared_session
@@ -98,7 +98,10 @@ class DemoTests(SynchronousTestCase):
         ]
         run_archive(
             ArchiveSettings(
-                str(folder), settings_of_config(config), [str(recordings)], once=True
+                str(folder),
+                PipelineSettings.of_config(config),
+                [str(recordings)],
+                once=True,
             ),
             ArchiveProgress(io.StringIO()),
         )

@@ -30,7 +30,7 @@ from synapse_replication.pipeline.archive.job import (
 )
 from synapse_replication.pipeline.archive.metrics import ArchiveMetrics
 from synapse_replication.pipeline.archive.store import open_store
-from synapse_replication.pipeline.settings import settings_of_dsn
+from synapse_replication.pipeline.settings import PipelineSettings
 from synapse_replication.pipeline.source import reading
 from synapse_replication.testing.servers import shared_postgres
 from tests.pipeline.archives import keys_of
@@ -65,7 +65,11 @@ class ArchiveTests(SynchronousTestCase):
             for name in ("stopping", "metrics")
             if name in settings
         }
-        values = {"once": True, "batch_ids": 60, "source": settings_of_dsn(self.dsn)}
+        values = {
+            "once": True,
+            "batch_ids": 60,
+            "source": PipelineSettings.of_dsn(self.dsn),
+        }
         return run_archive(
             ArchiveSettings(str(self.folder), **{**values, **settings}),
             ArchiveProgress(self.output),
@@ -312,7 +316,7 @@ class ArchiveTests(SynchronousTestCase):
         run_archive(
             ArchiveSettings(
                 str(self.folder),
-                settings_of_dsn(self.dsn),
+                PipelineSettings.of_dsn(self.dsn),
                 every=0.2,
                 batch_ids=20,
                 compact_files=2,

@@ -27,7 +27,7 @@ from synapse_replication.pipeline.archive.job import (
 )
 from synapse_replication.pipeline.archive.store import open_store
 from synapse_replication.pipeline.schemas import standard_tables
-from synapse_replication.pipeline.settings import settings_of_dsn
+from synapse_replication.pipeline.settings import PipelineSettings
 from synapse_replication.storage.row_queries import STANDARD_QUERIES, RowQuery
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS
 from synapse_replication.testing.servers import shared_postgres
@@ -196,7 +196,7 @@ class PoisonRowTests(SynchronousTestCase):
             )
 
     def archive(self) -> Numbers:
-        source = settings_of_dsn(self.dsn)
+        source = PipelineSettings.of_dsn(self.dsn)
         return run_archive(
             ArchiveSettings(str(self.folder), source, once=True),
             ArchiveProgress(self.output),

@@ -31,7 +31,7 @@ from synapse_replication.pipeline.archive.job import (
 from synapse_replication.pipeline.archive.repair import Repair, repair_archive
 from synapse_replication.pipeline.archive.snapshot import open_snapshot
 from synapse_replication.pipeline.archive.store import ArchiveStore, open_store
-from synapse_replication.pipeline.settings import settings_of_dsn
+from synapse_replication.pipeline.settings import PipelineSettings
 from synapse_replication.testing.servers import shared_postgres
 from tests.pipeline.archives import TODAY, keys_of, open_table, purge
 from tests.pipeline.shared_session import shared_session
@@ -64,7 +64,7 @@ class RepairTests(SynchronousTestCase):
     @property
     def settings(self) -> ArchiveSettings:
         """The settings of an archive run."""
-        source = settings_of_dsn(self.dsn)
+        source = PipelineSettings.of_dsn(self.dsn)
         return ArchiveSettings(self.archive, source, once=True, compact_files=99)
 
     def run_archive(self) -> str:

@@ -15,7 +15,7 @@ from synapse_replication.pipeline.audit.facts import (
     read_facts,
 )
 from synapse_replication.pipeline.audit.findings import AuditFinding
-from synapse_replication.pipeline.settings import PipelineSettings, settings_of_dsn
+from synapse_replication.pipeline.settings import PipelineSettings
 from synapse_replication.storage.schema import DELTAS
 from synapse_replication.streams.table import TableStream
 from synapse_replication.testing.servers import shared_postgres
@@ -51,7 +51,7 @@ class FactsTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.dsn = shared_postgres().new_database()
         self.sql(*DELTAS, _SCHEMA)
-        conninfo = settings_of_dsn(self.dsn).conninfo
+        conninfo = PipelineSettings.of_dsn(self.dsn).conninfo
         self.settings = PipelineSettings(conninfo, {"orders": ("a",)}, (ORDERS,))
 
     def sql(self, *statements: str) -> None:

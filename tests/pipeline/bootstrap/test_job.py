@@ -18,7 +18,7 @@ from synapse_replication.pipeline.bootstrap import (
     read_bootstrap,
     write_bootstrap,
 )
-from synapse_replication.pipeline.settings import PipelineSettings, settings_of_dsn
+from synapse_replication.pipeline.settings import PipelineSettings
 from synapse_replication.streams.table import TableStream
 from synapse_replication.testing.servers import shared_postgres
 
@@ -107,7 +107,7 @@ class BootstrapTests(SynchronousTestCase):
         self.dsn = shared_postgres().new_database()
         self.sql(TABLES)
         self.settings = PipelineSettings(
-            settings_of_dsn(self.dsn).conninfo, WRITERS, (ORDERS,)
+            PipelineSettings.of_dsn(self.dsn).conninfo, WRITERS, (ORDERS,)
         )
 
     def sql(self, statement: str) -> list[tuple[Any, ...]]:
@@ -239,7 +239,7 @@ class BootstrapTests(SynchronousTestCase):
 
     def test_no_homeserver(self) -> None:
         """A database without any known table is rejected."""
-        settings = settings_of_dsn(shared_postgres().new_database())
+        settings = PipelineSettings.of_dsn(shared_postgres().new_database())
         error = self.assertRaises(PipelineError, read_bootstrap, settings)
         self.assertIn("no table of a homeserver", str(error))
 

@@ -25,7 +25,7 @@ from synapse_replication.pipeline.bootstrap import (
     stored_ids,
     write_bootstrap,
 )
-from synapse_replication.pipeline.settings import PipelineSettings, settings_of_dsn
+from synapse_replication.pipeline.settings import PipelineSettings
 from synapse_replication.storage.consistency import StreamState
 from synapse_replication.streams.table import TableStream
 from synapse_replication.testing.servers import shared_postgres
@@ -63,7 +63,7 @@ class PositionStoreTests(SynchronousTestCase):
         self.connection.autocommit = True
         self.cursor = self.connection.cursor()
         self.cursor.execute(_SCHEMA)
-        conninfo = settings_of_dsn(self.dsn).conninfo
+        conninfo = PipelineSettings.of_dsn(self.dsn).conninfo
         self.settings = PipelineSettings(conninfo, {"orders": ("a", "b")}, (ORDERS,))
 
     def states(self) -> Sequence[StreamState]:

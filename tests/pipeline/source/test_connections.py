@@ -19,7 +19,7 @@ from psycopg2.extensions import parse_dsn
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import PipelineError, ServerStartError
-from synapse_replication.pipeline.settings import settings_of_dsn
+from synapse_replication.pipeline.settings import PipelineSettings
 from synapse_replication.pipeline.source.connections import connect, resolved_conninfo
 from synapse_replication.pipeline.source.reading import task_connection
 from synapse_replication.testing.certificates import PrivateAuthority, PrivatePair
@@ -87,7 +87,7 @@ class PinnedTests(SynchronousTestCase):
 
         :return: the parameters of the task.
         """
-        given = settings_of_dsn(dsn).conninfo
+        given = PipelineSettings.of_dsn(dsn).conninfo
         with closing(connect(given)) as opened:
             found = resolved_conninfo(given, opened)
         for name in [each for each in os.environ if each.startswith("PG")]:

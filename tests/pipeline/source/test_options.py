@@ -7,7 +7,7 @@ from pathlib import Path
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import PipelineError
-from synapse_replication.pipeline.settings import PipelineSettings, settings_of_config
+from synapse_replication.pipeline.settings import PipelineSettings
 from synapse_replication.pipeline.source.offsets import StreamOffset
 from synapse_replication.pipeline.source.options import (
     SourceOptions,
@@ -128,7 +128,7 @@ class SourceOptionsTests(SynchronousTestCase):
         hides the password.
         """
         path = self._config()
-        settings = settings_of_config([path])
+        settings = PipelineSettings.of_config([path])
         passed = SourceOptions.parse(reader_options(settings))
         read = SourceOptions.parse({"config": path})
         self.assertEqual(passed.catalog, read.catalog)

@@ -11,7 +11,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.schemas import ROWS_SCHEMA
-from synapse_replication.pipeline.settings import settings_of_dsn
+from synapse_replication.pipeline.settings import PipelineSettings
 from synapse_replication.pipeline.source.planning import scan_rows
 from synapse_replication.pipeline.spark.session import spark_errors_shortened
 from tests.pipeline.extracts import by_writer, extract_dsn, read, server
@@ -78,7 +78,7 @@ class SourceTests(SynchronousTestCase):
 
     def test_scanned_rows(self) -> None:
         """A scan has the same rows in this process and in tasks."""
-        settings = settings_of_dsn(extract_dsn())
+        settings = PipelineSettings.of_dsn(extract_dsn())
         columns = ("stream_id", "row", "room_id")
         scan = scan_rows(settings, *columns, numPartitions="3")
         here = pa.Table.from_batches(scan.batches(), scan.schema).to_pylist()

@@ -15,7 +15,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.schemas import ROWS_SCHEMA, standard_tables
-from synapse_replication.pipeline.settings import settings_of_dsn
+from synapse_replication.pipeline.settings import PipelineSettings
 from synapse_replication.pipeline.source import completeness
 from synapse_replication.pipeline.source.options import SourceOptions
 from synapse_replication.pipeline.source.source import RowsStreamReader, latest_token
@@ -272,7 +272,7 @@ class OffsetTests(SynchronousTestCase):
         self.database.write("slow", 1, 1)
         self.database.write("quick", 2, 5)
         self.database.insert("quick", 7, 7)
-        settings = settings_of_dsn(self.database.dsn)
+        settings = PipelineSettings.of_dsn(self.database.dsn)
         token = latest_token(settings, streams="receipts")
         backfill = Follower(self.database, endingToken=token)
         self.assertEqual(backfill.read(), of("quick", 2, 3, 4, 5) + of("slow", 1))
