@@ -22,12 +22,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from twisted.internet import reactor  # noqa: TID251 -- a real Redis
 from twisted.internet.defer import Deferred, fail
 from twisted.internet.task import deferLater
-from twisted.logger import (
-    LogEvent,
-    Logger,
-    eventAsText,
-    globalLogPublisher,
-)
+from twisted.logger import LogEvent, Logger, eventAsText, globalLogPublisher
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from synapse_replication.config.process import load_config

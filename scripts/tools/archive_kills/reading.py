@@ -57,7 +57,7 @@ def read_by_spark(folder: Path, dsn: str) -> tuple[list[Row], list[Row]]:
 
     :return: the rows of the database, and those of the archive.
     """
-    from synapse_replication.pipeline.archive.frames import read_archive
+    from synapse_replication.pipeline.archive.snapshot import read_archive
     from synapse_replication.pipeline.spark.session import job_session
 
     columns = ("stream", *KEYS, "row")

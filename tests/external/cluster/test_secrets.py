@@ -20,7 +20,7 @@ skip = skip_reason("cluster")
 _SCRIPT = """
 import sys, urllib.request
 from synapse_replication.pipeline.source.source import read_rows
-from synapse_replication.pipeline.archive.frames import read_archive
+from synapse_replication.pipeline.archive.snapshot import read_archive
 from synapse_replication.pipeline.archive.job import ArchiveProgress
 from synapse_replication.pipeline.archive.job import ArchiveSettings, run_archive
 from synapse_replication.pipeline.spark.session import make_session

@@ -18,12 +18,12 @@ from synapse_replication.demo.course import run_demo
 from synapse_replication.demo.deployment import DemoPlan, Deployment
 from synapse_replication.demo.display import TextScreen
 from synapse_replication.demo.script import STREAMS, read_script
-from synapse_replication.pipeline.archive.frames import read_archive
 from synapse_replication.pipeline.archive.job import (
     ArchiveProgress,
     ArchiveSettings,
     run_archive,
 )
+from synapse_replication.pipeline.archive.snapshot import read_archive
 from synapse_replication.pipeline.settings import PipelineSettings
 from synapse_replication.recordings.reader import shipped_recording
 from synapse_replication.streams.standard.registry import MAIN_INSTANCE

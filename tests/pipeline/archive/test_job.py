@@ -21,7 +21,6 @@ from twisted.trial.unittest import SynchronousTestCase
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline import scan
 from synapse_replication.pipeline.archive import job, row_archive
-from synapse_replication.pipeline.archive.frames import read_archive
 from synapse_replication.pipeline.archive.job import (
     ArchiveProgress,
     ArchiveSettings,
@@ -29,6 +28,7 @@ from synapse_replication.pipeline.archive.job import (
     run_archive,
 )
 from synapse_replication.pipeline.archive.metrics import ArchiveMetrics
+from synapse_replication.pipeline.archive.snapshot import read_archive
 from synapse_replication.pipeline.archive.store import open_store
 from synapse_replication.pipeline.settings import PipelineSettings
 from synapse_replication.pipeline.source import reading

@@ -5,7 +5,7 @@ from __future__ import annotations
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import PipelineError
-from synapse_replication.pipeline.archive.frames import read_archive
+from synapse_replication.pipeline.archive.snapshot import read_archive
 from synapse_replication.pipeline.archive.store import open_archive, open_store
 from tests.pipeline.archives import (
     TODAY,

@@ -22,14 +22,13 @@ from synapse_replication.pipeline.archive.files import (
     DamagedFile,
     find_damage,
 )
-from synapse_replication.pipeline.archive.frames import read_archive
 from synapse_replication.pipeline.archive.job import (
     ArchiveProgress,
     ArchiveSettings,
     run_archive,
 )
 from synapse_replication.pipeline.archive.repair import Repair, repair_archive
-from synapse_replication.pipeline.archive.snapshot import open_snapshot
+from synapse_replication.pipeline.archive.snapshot import open_snapshot, read_archive
 from synapse_replication.pipeline.archive.store import ArchiveStore, open_store
 from synapse_replication.pipeline.settings import PipelineSettings
 from synapse_replication.testing.servers import shared_postgres
