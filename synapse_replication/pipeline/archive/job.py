@@ -48,12 +48,6 @@ from synapse_replication.pipeline.wire_lines import recordings_in, scan_recordin
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-#: The small files of a day are merged if there are at least this many of them.
-ENOUGH_FILES: Final = 8
-
-#: How long replaced files are retained for readers, in hours.
-RETENTION_HOURS: Final = 168
-
 #: The number of batches between two searches for small files.
 _BATCHES_BETWEEN_COMPACTIONS: Final = 20
 
@@ -92,8 +86,8 @@ class ArchiveSettings:
     once: bool = False
     every: float = 10.0
     batch_ids: int | None = None
-    compact_files: int = ENOUGH_FILES
-    retention_hours: int = RETENTION_HOURS
+    compact_files: int = 8
+    retention_hours: int = 168
     master: str | None = None
 
     def source_options(self) -> SourceOptions | None:
@@ -195,7 +189,9 @@ class _ArchiveJob:
         self._numbers = Numbers()
         self._rows: RowsArchiver | None = None
         if options is not None:
-            self._rows = RowsArchiver(self._spark, self._store, options, limit)
+            self._rows = RowsArchiver(
+                self._spark, self._store, options, limit, self._report
+            )
         self._wire: ArchiveTable | None = None
         self._batches_since_compaction = 0
         self._next_vacuum = time.monotonic() + _VACUUM_SECONDS
@@ -228,18 +224,19 @@ class _ArchiveJob:
     def _cycle(self) -> None:
         self._archive_recordings()
         if self._rows is not None:
-            self._rows.archive(self._batch_done, self._stopping.is_set, self._report)
+            for batch in self._rows.archive(self._stopping.is_set):
+                self._metrics.set_offsets(self._rows.offsets)
+                self._batch_done(batch)
             self._show_lag(self._rows)
         self._maintain(finished=True)
 
-    def _batch_done(self, batch: WrittenRows, seconds: float, left: int) -> None:
-        assert self._rows is not None
+    def _batch_done(self, batch: WrittenRows) -> None:
         numbers, metrics = self._numbers, self._metrics
         rows = sum(batch.rows.values())
         numbers.batches += 1
         numbers.rows += rows
-        numbers.behind = left
-        metrics["batch_seconds"].observe(seconds)
+        numbers.behind = batch.left
+        metrics["batch_seconds"].observe(batch.seconds)
         numbers.skipped += len(batch.skipped)
         for skipped in batch.skipped:
             metrics["skipped_ids"].labels(skipped.stream).inc()
@@ -247,12 +244,11 @@ class _ArchiveJob:
             self._reporter.write(str(skipped))
         for stream, count in batch.rows.items():
             metrics["rows"].labels(stream).inc(count)
-        metrics.set_offsets(self._rows.offsets)
         self._batches_since_compaction += 1
         if rows:
-            numbers.rows_per_second = rows / seconds
+            numbers.rows_per_second = rows / batch.seconds
             metrics["rows_per_second"].set(numbers.rows_per_second)
-            self._report(f"{rows:,} rows in {batch.files} files, {seconds:.1f} s")
+            self._report(f"{rows:,} rows in {batch.files} files, {batch.seconds:.1f} s")
         self._maintain()
 
     def _show_lag(self, rows: RowsArchiver) -> None:

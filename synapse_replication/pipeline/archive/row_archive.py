@@ -53,11 +53,15 @@ class WrittenRows:
     :ivar rows: the number of rows of each stream.
     :ivar files: the number of files.
     :ivar skipped: the ids whose rows cannot be read because of their content.
+    :ivar seconds: how long it took to read, write and commit them.
+    :ivar left: the number of complete ids that are left for the next batches.
     """
 
     rows: Mapping[str, int]
     files: int
     skipped: Sequence[reading.SkippedId]
+    seconds: float
+    left: int
 
 
 @attrs.define(eq=False, repr=False, slots=False)
@@ -71,12 +75,14 @@ class RowsArchiver:
         this process, although Spark must be started.
     :param batch_ids: the maximum number of ids in a batch, unless a single part has
         more; ``None`` for the number that :data:`_TASKS_PER_CORE` tasks per core read.
+    :param report: called with messages for the user.
     """
 
     _spark: Spark
     _store: ArchiveStore
     _options: SourceOptions
     _batch_ids: int | None
+    _report: Callable[[str], object]
 
     def __attrs_post_init__(self) -> None:
         self._planner = planning.Planner(self._options, continuous=True)
@@ -85,34 +91,24 @@ class RowsArchiver:
         #: The offset up to which each stream is archived, including ids without rows.
         self.offsets: dict[str, StreamOffset] = {}
 
-    def archive(
-        self,
-        done: Callable[[WrittenRows, float, int], object],
-        stopped: Callable[[], bool],
-        report: Callable[[str], object],
-    ) -> None:
-        """Archive the rows that are complete at the time of the call.
+    def archive(self, stopped: Callable[[], bool]) -> Iterator[WrittenRows]:
+        """Archive the rows that are complete at the beginning; yield each batch.
 
-        :param done: called after each batch, with its duration in s, and the number of
-            complete ids that are left for the next batches.
         :param stopped: called before each batch; returns whether to stop.
-        :param report: called with further messages for the user.
         :raises PipelineError: if the database or the archive fails, the database has
             no table of any stream, the archive is ahead of the database, or another
             driver has committed. No rows are lost.
         """
-        plan = self._plan(report)
+        plan = self._plan()
         left = sum(part.size for part in plan.parts)
         spark = self._spark if left > FEW_ROWS else None
         if left:
-            report(f"{left:,} ids to archive")
+            self._report(f"{left:,} ids to archive")
         for batch in batches_of(plan, self._limit(spark)):
             if stopped():
                 return
-            begun = time.monotonic()
-            written = self._write(batch, plan.conninfo, spark)
             left -= sum(part.size for part in batch.parts)
-            done(written, time.monotonic() - begun, left)
+            yield self._write(batch, plan.conninfo, spark, left)
         self.offsets.update(plan.end)
 
     def _limit(self, spark: Spark | None) -> int:
@@ -141,7 +137,7 @@ class RowsArchiver:
                     lag[stream.name, writer] = max(0, behind)
         return lag
 
-    def _plan(self, report: Callable[[str], object]) -> planning.Plan:
+    def _plan(self) -> planning.Plan:
         with read_transaction(self._options.conninfo) as txn:
             selections = self._planner.select(txn)
             if not selections:
@@ -152,7 +148,7 @@ class RowsArchiver:
             for selection in selections:
                 name = selection.stream.name
                 if name not in self.tables:
-                    table = self._open(name, report)
+                    table = self._open(name)
                     offset = table.state.offset
                     self._planner.check_not_ahead(txn, selection, offset, "the archive")
                     self.tables[name], self.offsets[name] = table, offset
@@ -161,17 +157,18 @@ class RowsArchiver:
             end = self._planner.latest(txn, selections, start)
             return self._planner.plan(txn, selections, start, end)
 
-    def _open(self, stream: str, report: Callable[[str], object]) -> ArchiveTable:
+    def _open(self, stream: str) -> ArchiveTable:
         uri = self._store.stream_uri(stream)
         schema = self._options.catalog[stream].table.archive_schema
         table = ArchiveTable(self._store, uri, stream, schema)
         for damaged in wrong_sizes(self._store, table.files):
-            report(str(damaged))
+            self._report(str(damaged))
         return table
 
     def _write(
-        self, batch: Batch, conninfo: Mapping[str, Any], spark: Spark | None
+        self, batch: Batch, conninfo: Mapping[str, Any], spark: Spark | None, left: int
     ) -> WrittenRows:
+        begun = time.monotonic()
         today = datetime.datetime.now(datetime.timezone.utc).date()
         write = functools.partial(write_parts, self._store, conninfo, today)
         tasks = planning.pack(batch.parts, None)
@@ -184,7 +181,8 @@ class RowsArchiver:
             rows[stream] = sum(file.rows for file in of_stream)
             table.commit(of_stream, offset)
         self.offsets.update(batch.offsets)
-        return WrittenRows(rows, len(files), [s for _, found in results for s in found])
+        skipped = [each for _, found in results for each in found]
+        return WrittenRows(rows, len(files), skipped, time.monotonic() - begun, left)
 
 
 def batches_of(plan: planning.Plan, limit: int) -> Iterator[Batch]:

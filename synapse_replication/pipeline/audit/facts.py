@@ -5,7 +5,7 @@ The Spark driver reads them in one read-only transaction.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import attrs
@@ -51,21 +51,13 @@ class AuditedStream:
         return names.pop() if self.nameless and len(names) == 1 else None
 
 
-@attrs.frozen
-class AuditFacts:
-    """The facts about a deployment.
-
-    :ivar streams: its streams by name.
-    :ivar findings: the findings from comparing sequences, tables and positions.
-    """
-
-    streams: Mapping[str, AuditedStream]
-    findings: Sequence[AuditFinding]
-
-
-def read_facts(settings: PipelineSettings) -> AuditFacts:
+def read_facts(
+    settings: PipelineSettings,
+) -> tuple[dict[str, AuditedStream], list[AuditFinding]]:
     """Read the facts from the database, and check them against each other.
 
+    :return: the streams by name, and the findings from comparing sequences, tables and
+        positions.
     :raises PipelineError: if the database cannot be read.
     """
     with read_transaction(settings.conninfo, walk_indexes=False) as txn:
@@ -77,7 +69,7 @@ def read_facts(settings: PipelineSettings) -> AuditFacts:
     }
     found = {s.name: _audited(s, states.get(s.name)) for s in settings.streams}
     problems = [_finding(p, states.get(p.stream_name or "")) for p in report.problems]
-    return AuditFacts(found, problems)
+    return found, problems
 
 
 def _audited(stream: Stream, state: StreamState | None) -> AuditedStream:

@@ -28,7 +28,6 @@ from synapse_replication.pipeline.archive.snapshot import (
 )
 from synapse_replication.pipeline.audit import findings, ids
 from synapse_replication.pipeline.audit.facts import read_facts
-from synapse_replication.pipeline.progress import JobProgress
 from synapse_replication.pipeline.scan import Scan, Spark
 from synapse_replication.pipeline.schemas import FINDINGS_SCHEMA
 from synapse_replication.pipeline.settings import PipelineSettings
@@ -93,12 +92,8 @@ def run_audit(
     """
     with read_transaction(settings.conninfo):
         pass
-    with (
-        JobProgress(sys.stderr, AUDIT_STEPS) as progress,
-        lazy_session(
-            "synapse-replication audit", master=master, progress=progress
-        ) as spark,
-    ):
+    name = "synapse-replication audit"
+    with lazy_session(name, AUDIT_STEPS, master=master) as (progress, spark):
         found = audited(
             settings,
             recordings=recordings,
@@ -167,9 +162,9 @@ class _Audit:
         """Load the facts, and the ids that have to be examined."""
         # Read the sequences after the recordings. Otherwise, an id that was allocated
         # in between would seem to be ahead of its sequence.
-        self._facts = facts = read_facts(self._settings)
+        self._streams, found = read_facts(self._settings)
         self._load_streams()
-        streams = facts.streams.values()
+        streams = self._streams.values()
         nameless = [each.stream for each in streams if each.nameless]
         archive = self._archive
         stored = [ids.packed(self._in_tables(), ids.Source.TABLES, nameless)]
@@ -186,7 +181,7 @@ class _Audit:
             archived={} if archive is None else archive.id_bounds(),
         )
         load(self._workspace, "ids", ids.NOTABLE_SCHEMA, chosen)
-        return list(facts.findings)
+        return found
 
     def check(self) -> list[findings.AuditFinding]:
         """Run the checks that need the ids."""
@@ -204,7 +199,7 @@ class _Audit:
 
     def _load_streams(self) -> None:
         received = self._workspace.execute(_TABLES["senders"]).fetchall()
-        for stream in self._facts.streams.values():
+        for stream in self._streams.values():
             # The first six fields are the first columns.
             values = [*attrs.astuple(stream)[:6], stream.sole_writer(received)]
             self._workspace.execute(_TABLES["add_stream"], values)
@@ -215,7 +210,7 @@ class _Audit:
         Rows above the writers' stored positions are included, because they may already
         be committed.
         """
-        streams = self._facts.streams.values()
+        streams = self._streams.values()
         reach = {each.stream: each.reach for each in streams if each.persisted}
         return scan_rows(self._settings, *_KEYS, endingToken=json.dumps(reach))
 
@@ -240,7 +235,7 @@ class _Audit:
     ) -> Iterator[tuple[str, Scan]]:
         # Ids of an archive or a recording may exceed those of the database. A read of
         # the database rejects such tokens.
-        reach = self._facts.streams[stream].reach
+        reach = self._streams[stream].reach
         yield (
             "tables",
             scan_rows(

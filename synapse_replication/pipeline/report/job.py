@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -15,7 +14,6 @@ from synapse_replication import __version__
 from synapse_replication.pipeline.archive.snapshot import Snapshot, open_snapshot
 from synapse_replication.pipeline.audit.findings import read_findings
 from synapse_replication.pipeline.audit.job import AUDIT_STEPS, audited
-from synapse_replication.pipeline.progress import JobProgress
 from synapse_replication.pipeline.report import counts
 from synapse_replication.pipeline.scan import Scan
 from synapse_replication.pipeline.settings import PipelineSettings
@@ -66,11 +64,9 @@ def run_report(
     archived = open_snapshot(archive) if archive else None
     given = None if findings is None else read_findings(findings)
     audits = settings is not None and findings is None and with_audit
+    name, steps = "synapse-replication report", _STEPS + AUDIT_STEPS * audits
     with (
-        JobProgress(sys.stderr, _STEPS + AUDIT_STEPS * audits) as progress,
-        lazy_session(
-            "synapse-replication report", master=master, progress=progress
-        ) as spark,
+        lazy_session(name, steps, master=master) as (progress, spark),
         open_workspace() as workspace,
     ):
         if audits:

@@ -27,12 +27,11 @@ from typing import TYPE_CHECKING
 
 from synapse_replication.data_files import read_table
 from synapse_replication.errors import PipelineError, SparkMissingError
+from synapse_replication.pipeline.progress import JobProgress
 from synapse_replication.pipeline.spark.java import check_java, start_java
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-    from synapse_replication.pipeline.progress import JobProgress
 
 _SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
 
@@ -123,16 +122,15 @@ def job_session(app_name: str, *, master: str | None = None) -> Iterator[SparkSe
 
 @contextlib.contextmanager
 def lazy_session(
-    app_name: str,
-    *,
-    master: str | None,
-    progress: JobProgress,
-) -> Iterator[Callable[[], SparkSession]]:
-    """Yield a function that returns the session of :func:`job_session`.
+    app_name: str, steps: int, *, master: str | None
+) -> Iterator[tuple[JobProgress, Callable[[], SparkSession]]]:
+    """Yield a job's display, and a function that returns its :func:`job_session`.
 
     The first call starts Spark, as a further step of the job, and shows Spark's tasks.
+
+    :param steps: the number of the job's own steps.
     """
-    with contextlib.ExitStack() as stack:
+    with JobProgress(sys.stderr, steps) as progress, contextlib.ExitStack() as stack:
 
         @functools.cache
         def spark() -> SparkSession:
@@ -142,7 +140,7 @@ def lazy_session(
             stack.enter_context(progress.watching(session))
             return session
 
-        yield spark
+        yield progress, spark
 
 
 def _settings() -> dict[str, str]:
