@@ -274,8 +274,7 @@ class ArchiveTable:
         with self._explaining_failures():
             try:
                 table.alter.add_columns(
-                    new,
-                    commit_properties=log.commit_properties(self.state),
+                    new, commit_properties=log.commit_properties(self.state)
                 )
             except CommitFailedError as error:
                 raise PipelineError(

@@ -71,11 +71,7 @@ class OldDay(Struct, frozen=True, rename={"size": "bytes"}):
 
 
 def purge_archive(
-    archive: str,
-    before: datetime.date,
-    progress: JobProgress,
-    *,
-    dry_run: bool = False,
+    archive: str, before: datetime.date, progress: JobProgress, *, dry_run: bool = False
 ) -> list[OldDay]:
     """Remove the rows of all days before a date, and return these days.
 

@@ -18,15 +18,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from synapse_replication.errors import PipelineError
+from synapse_replication.pipeline.archive import files
 from synapse_replication.pipeline.archive.delta_table import ArchiveTable
-from synapse_replication.pipeline.archive.files import (
-    ArchivedFile,
-    DamagedFile,
-    DayWriter,
-    dataset_of,
-    find_damage,
-    wrong_sizes,
-)
 from synapse_replication.pipeline.archive.log import offsets_around, read_purged_ranges
 from synapse_replication.pipeline.archive.store import (
     MISSING_REASON,
@@ -63,7 +56,7 @@ class Repair:
     """
 
     stream: str
-    damaged: Sequence[DamagedFile]
+    damaged: Sequence[files.DamagedFile]
     commits: int
     rows: int
 
@@ -80,8 +73,8 @@ class Repair:
                 f"{low} to {high}"
                 for low, high in _ranges(each.file for each in self.damaged)
             )
-            files = counted(len(self.damaged), "damaged file")
-            replaced.append(f"{files} (tokens {tokens})")
+            count = counted(len(self.damaged), "damaged file")
+            replaced.append(f"{count} (tokens {tokens})")
         if self.commits:
             replaced.append(counted(self.commits, "damaged commit"))
         what = " and ".join(replaced) or "a damaged checkpoint"
@@ -120,10 +113,10 @@ def repair_archive(
         lost_commits = replace_log_files(store, uri, log_files)
         schema = options.catalog[stream].table.archive_schema
         table = ArchiveTable(store, uri, stream, schema)
-        damaged = wrong_sizes(store, table.files)
+        damaged = files.wrong_sizes(store, table.files)
         damaged_files = {each.file for each in damaged}
         rest = [file for file in table.files if file not in damaged_files]
-        damaged += find_damage(store, rest)
+        damaged += files.find_damage(store, rest)
         for each in damaged:
             report(str(each))
         if damaged or log_files:
@@ -170,7 +163,7 @@ def _repair(
     store: ArchiveStore,
     options: SourceOptions,
     table: ArchiveTable,
-    damaged: Sequence[DamagedFile],
+    damaged: Sequence[files.DamagedFile],
     lost_commits: Sequence[int],
     report: Callable[[str], object],
 ) -> Repair:
@@ -191,7 +184,7 @@ def _repair(
         offset_ranges.append((*offsets_around(delta, lost_commits), ()))
     today = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
     first_day = datetime.date.fromisoformat(min([*days, today]))
-    writer = DayWriter(store, table.uri, "written_ts", first_day)
+    writer = files.DayWriter(store, table.uri, "written_ts", first_day)
     written_keys: list[pa.Table] = []
     for start, end, days_of_rows in offset_ranges:
         archived_keys = _keys(store, intact, start.least + 1, end.furthest)
@@ -211,14 +204,14 @@ def _repair(
     return Repair(table.name, damaged, len(lost_commits), rows)
 
 
-def _ranges(files: Iterable[ArchivedFile]) -> list[tuple[int, int]]:
+def _ranges(found: Iterable[files.ArchivedFile]) -> list[tuple[int, int]]:
     """Return the ranges of tokens of files; merge the ranges that overlap.
 
     :raises PipelineError: if the range of a file is unknown.
     """
     merged: list[tuple[int, int]] = []
     bounds = []
-    for file in files:
+    for file in found:
         if file.token_range is None:
             raise PipelineError(
                 f"{file.table_name}: the log has no tokens of {file.path}; restore the "
@@ -234,14 +227,14 @@ def _ranges(files: Iterable[ArchivedFile]) -> list[tuple[int, int]]:
 
 
 def _keys(
-    store: ArchiveStore, files: Iterable[ArchivedFile], low: int, high: int
+    store: ArchiveStore, intact: Iterable[files.ArchivedFile], low: int, high: int
 ) -> pa.Table:
     """Return the keys of the rows with tokens in a range, from intact files."""
     found = [_KEY_SCHEMA.empty_table()]
-    for file in files:
+    for file in intact:
         first, last = file.token_range or (low, high)
         if first <= high and last >= low:
-            found.append(dataset_of(store, file, _KEY_SCHEMA).to_table())
+            found.append(files.dataset_of(store, file, _KEY_SCHEMA).to_table())
     return pa.concat_tables(found)
 
 

@@ -25,15 +25,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from synapse_replication.pipeline.scan import (
-    FEW_IDS,
-    FEW_ROWS,
-    Batches,
-    Scan,
-    Spark,
-    table_frame,
-    to_batch,
-)
+from synapse_replication.pipeline import scan
 from synapse_replication.pipeline.schemas import read_schema
 
 
@@ -69,10 +61,12 @@ _NO_WRITER: Final = np.iinfo(np.int32).max
 # -- packing -----------------------------------------------------------------------
 
 
-def packed(scan: Scan, source: Source, nameless: Collection[str] = ()) -> Scan:
+def packed(
+    rows: scan.Scan, source: Source, nameless: Collection[str] = ()
+) -> scan.Scan:
     """Return the packed sightings of the rows of a scan; see :func:`pack`."""
     work = functools.partial(pack, source=source, nameless=frozenset(nameless))
-    return scan.then(work, PACKED_SCHEMA)
+    return rows.then(work, PACKED_SCHEMA)
 
 
 def pack(
@@ -81,7 +75,7 @@ def pack(
     source: Source,
     nameless: Collection[str] = (),
     bucket_bits: int = BUCKET_BITS,
-) -> Batches:
+) -> scan.Batches:
     """Pack the rows of a source; yield batches of :data:`PACKED_SCHEMA`.
 
     :param batches: ``stream``, ``instance_name`` (the writer, empty if the source does
@@ -110,7 +104,7 @@ def pack(
                 (stream, bucket, source, _to_bytes(part))
                 for bucket, part in _buckets(sightings, bucket_bits)
             ]
-        yield to_batch(found, PACKED_SCHEMA)
+        yield scan.to_batch(found, PACKED_SCHEMA)
 
 
 def _buckets(
@@ -143,14 +137,14 @@ def _unpack(source: int, data: bytes) -> pa.Table:
 
 
 def notable_ids(
-    stored: Sequence[Scan],
-    sent: Batches,
-    spark: Spark,
+    stored: Sequence[scan.Scan],
+    sent: scan.Batches,
+    spark: scan.Spark,
     persisted: Collection[str],
     *,
     received: Bounds,
     archived: Bounds,
-) -> Batches:
+) -> scan.Batches:
     """Return the ids that an audit has to examine; see :func:`notable`.
 
     :param stored: scans of the tables and of the archive, with PACKED_SCHEMA.
@@ -160,7 +154,7 @@ def notable_ids(
     :return: batches with NOTABLE_SCHEMA.
     """
 
-    def choose(batches: Batches) -> Batches:
+    def choose(batches: scan.Batches) -> scan.Batches:
         found: dict[tuple[str, int], list[tuple[int, bytes]]] = {}
         for batch in batches:
             columns = batch.to_pydict().values()
@@ -171,20 +165,20 @@ def notable_ids(
             sightings = (_unpack(*values) for values in found[stream, bucket])
             yield notable(stream, sightings, received, archived)
 
-    total = sum(scan.ids for scan in stored)
-    if total <= FEW_ROWS:
-        yield from choose(chain(*(scan.batches() for scan in stored), sent))
+    total = sum(each.ids for each in stored)
+    if total <= scan.FEW_ROWS:
+        yield from choose(chain(*(each.batches() for each in stored), sent))
         return
     from pyspark.sql.pandas.types import from_arrow_schema
 
     session = spark()
-    seen = table_frame(session, pa.Table.from_batches(list(sent), PACKED_SCHEMA))
-    for scan in stored:
-        seen = seen.unionAll(scan.frame(session))
+    seen = scan.table_frame(session, pa.Table.from_batches(list(sent), PACKED_SCHEMA))
+    for each in stored:
+        seen = seen.unionAll(each.frame(session))
     # Use at least the session's number of shuffle partitions, and enough tasks that
     # the ids of each task fit into the memory of a worker.
     default = int(session.conf.get("spark.sql.shuffle.partitions") or 1)
-    tasks = max(default, total // FEW_IDS)
+    tasks = max(default, total // scan.FEW_IDS)
     chosen = seen.repartition(tasks, "stream", "bucket").mapInArrow(
         choose, from_arrow_schema(NOTABLE_SCHEMA)
     )
@@ -192,10 +186,7 @@ def notable_ids(
 
 
 def notable(
-    stream: str,
-    sightings: Iterable[pa.Table],
-    received: Bounds,
-    archived: Bounds,
+    stream: str, sightings: Iterable[pa.Table], received: Bounds, archived: Bounds
 ) -> pa.RecordBatch:
     """Return the ids of a stream that an audit has to examine, with NOTABLE_SCHEMA.
 

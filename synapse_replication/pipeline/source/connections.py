@@ -149,8 +149,7 @@ def read_transaction(
 
 @contextmanager
 def explained(
-    conninfo: Mapping[str, Any],
-    errors: tuple[type[Exception], ...] = (psycopg2.Error,),
+    conninfo: Mapping[str, Any], errors: tuple[type[Exception], ...] = (psycopg2.Error,)
 ) -> Iterator[None]:
     """Name the database in the errors of statements within the context.
 

@@ -375,8 +375,7 @@ def cut_by_rows(
         # The first token that exceeds the share is left for Spark's next micro-batch.
         found = f"FROM {tokens[name]}"
         beyond = _number(
-            txn,
-            f"SELECT stream_id {found} ORDER BY stream_id OFFSET {share} LIMIT 1",
+            txn, f"SELECT stream_id {found} ORDER BY stream_id OFFSET {share} LIMIT 1"
         )
         used = _number(txn, f"SELECT count(*) {found} WHERE stream_id < {beyond}")
         if not used and share == left == limit:

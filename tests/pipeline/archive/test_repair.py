@@ -16,7 +16,7 @@ from deltalake import DeltaTable
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import PipelineError
-from synapse_replication.pipeline.archive import files, repair
+from synapse_replication.pipeline.archive import files
 from synapse_replication.pipeline.archive.files import (
     ArchivedFile,
     DamagedFile,
@@ -251,11 +251,11 @@ class RepairTests(SynchronousTestCase):
                 done.append(self.run_archive())
             return find_damage(store, files)
 
-        self.patch(repair, "find_damage", find_and_archive)
+        self.patch(files, "find_damage", find_and_archive)
         with self.assertRaises(PipelineError) as caught:
             self.repair()
         self.assertIn("Only one driver may write", str(caught.exception))
-        self.patch(repair, "find_damage", find_damage)
+        self.patch(files, "find_damage", find_damage)
         self.assertEqual(len(self.repair()), 1)
         self.check_repaired()
 

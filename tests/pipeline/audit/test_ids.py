@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 from twisted.trial.unittest import SynchronousTestCase
 
+from synapse_replication.pipeline import scan
 from synapse_replication.pipeline.audit import ids
 from synapse_replication.pipeline.audit.ids import (
     NOTABLE_SCHEMA,
@@ -258,8 +259,8 @@ class NotableIdsTests(SynchronousTestCase):
         archive = self.scan([3, 4, 9, 11], Source.ARCHIVE)
 
         here = self.runs([tables, archive])
-        self.patch(ids, "FEW_ROWS", 1)
-        self.patch(ids, "FEW_IDS", 1)
+        self.patch(scan, "FEW_ROWS", 1)
+        self.patch(scan, "FEW_IDS", 1)
         there = self.runs([tables, archive])
 
         self.assertEqual(here, [(3, 3), (4, 5), (7, 7), (9, 9), (11, 11)])
