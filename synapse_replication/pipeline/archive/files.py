@@ -216,6 +216,21 @@ class ArchivedFile:
     day: str
     token_range: tuple[int, int] | None
 
+    def rows_in(self, store: ArchiveStore, schema: pa.Schema) -> dataset.Dataset:
+        """Return the rows of the file, which are not read yet.
+
+        :param schema: the columns, also ``day``. Those that the file lacks are null.
+        """
+        root = store.path(self.table_uri)
+        return dataset.dataset(
+            f"{root}/{self.path}",
+            schema=schema,
+            format="parquet",
+            filesystem=store.filesystem,
+            partitioning=_PARTITIONING,
+            partition_base_dir=root,
+        )
+
 
 @attrs.frozen
 class DamagedFile:
@@ -262,24 +277,6 @@ def files_of(table: DeltaTable, uri: str, name: str) -> list[ArchivedFile]:
             )
         )
     return sorted(found, key=lambda file: file.path)
-
-
-def dataset_of(
-    store: ArchiveStore, file: ArchivedFile, schema: pa.Schema
-) -> dataset.Dataset:
-    """Return the rows of a file, which are not read yet.
-
-    :param schema: the columns, also ``day``. Those that the file lacks are null.
-    """
-    root = store.path(file.table_uri)
-    return dataset.dataset(
-        f"{root}/{file.path}",
-        schema=schema,
-        format="parquet",
-        filesystem=store.filesystem,
-        partitioning=_PARTITIONING,
-        partition_base_dir=root,
-    )
 
 
 def wrong_sizes(

@@ -12,9 +12,8 @@ by its name without its folder, so that it may be moved to another folder. The a
 stores the size of each recording, to detect a recording that was continued after it had
 been archived. Only closed recordings are archived.
 
-Spark is started when the
-first recording or the first large batch is archived: plans, small batches, commits and
-maintenance do not need it.
+Spark is started when the first large recording or the first large batch is archived:
+plans, small batches, commits and maintenance do not need it.
 """
 
 from __future__ import annotations

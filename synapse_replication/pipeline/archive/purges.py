@@ -24,11 +24,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 from msgspec import Struct
 
 from synapse_replication.errors import PipelineError
-from synapse_replication.pipeline.archive.files import (
-    ArchivedFile,
-    dataset_of,
-    files_of,
-)
+from synapse_replication.pipeline.archive.files import ArchivedFile, files_of
 from synapse_replication.pipeline.archive.log import (
     PurgedRange,
     commit_properties,
@@ -168,7 +164,7 @@ class _Purge:
         found = []
         for number, file in enumerate(files):
             self.progress.count(number, len(files))
-            rows = dataset_of(self.store, file, _WRITTEN)
+            rows = file.rows_in(self.store, _WRITTEN)
             for batch in rows.to_batches(batch_readahead=2):
                 writers = pa.Table.from_batches([batch]).group_by("instance_name")
                 found += [

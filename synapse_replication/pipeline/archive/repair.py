@@ -234,7 +234,7 @@ def _keys(
     for file in intact:
         first, last = file.token_range or (low, high)
         if first <= high and last >= low:
-            found.append(files.dataset_of(store, file, _KEY_SCHEMA).to_table())
+            found.append(file.rows_in(store, _KEY_SCHEMA).to_table())
     return pa.concat_tables(found)
 
 

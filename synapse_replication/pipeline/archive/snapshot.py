@@ -27,7 +27,6 @@ from synapse_replication.pipeline.archive import log
 from synapse_replication.pipeline.archive.files import (
     ArchivedFile,
     DamagedFile,
-    dataset_of,
     files_of,
     find_damage,
     wrong_sizes,
@@ -188,7 +187,7 @@ class Snapshot:
                 columns = schema or schemas[file.table_name]
                 if file.table_name in schemas:
                     columns = _with_lists(columns, schemas[file.table_name])
-                dataset = dataset_of(store, file, columns)
+                dataset = file.rows_in(store, columns)
                 # Small buffers suffice, because files are read one by one.
                 for batch in dataset.to_batches(filter=condition, batch_readahead=2):
                     yield convert(file, batch) if convert else batch
