@@ -1,7 +1,7 @@
 """Typical mistakes of users: each ends with one line and its exit status.
 
 Other modules test mistakes that need Spark or another machine: a missing, an old and a
-wrong Java in ``tests.pipeline.spark.test_java``; the memory of Java in ``test_noise``;
+wrong Java in ``tests.pipeline.spark.test_java``; the memory of Java there, too;
 credentials, rights, regions and a full disk in
 ``test_object_store``; types of columns in ``test_delta_table``; Ctrl-C in ``test_job``.
 """
