@@ -13,11 +13,7 @@ import attrs
 
 from synapse_replication.errors import PipelineError, excerpt
 from synapse_replication.pipeline.schemas import DatabaseTable, table_of_codec
-from synapse_replication.storage.row_queries import (
-    STANDARD_QUERIES,
-    RowQuery,
-    queries_of,
-)
+from synapse_replication.storage import row_queries
 from synapse_replication.streams.standard import registry
 from synapse_replication.streams.table import TableStream
 
@@ -37,7 +33,7 @@ class CatalogStream:
     """
 
     table: DatabaseTable
-    queries: tuple[RowQuery, ...]
+    queries: tuple[row_queries.RowQuery, ...]
     sequence: str
     positions_name: str | None
     negative: bool = False
@@ -56,7 +52,7 @@ def catalog_of(
     :param declared: the streams that the configuration declares.
     """
     standard = registry.STANDARD_STREAMS
-    streams = {name: stream_of(standard[name]) for name in STANDARD_QUERIES}
+    streams = {name: stream_of(standard[name]) for name in row_queries.STANDARD_QUERIES}
     for stream in declared:
         found = stream_of(stream) if isinstance(stream, TableStream) else stream
         streams[found.name] = found
@@ -67,7 +63,7 @@ def stream_of(stream: registry.StandardStream | TableStream) -> CatalogStream:
     """Return a stream that has tables, with its queries."""
     return CatalogStream(
         table=table_of_codec(stream.name, stream.description.codec),
-        queries=queries_of(stream),
+        queries=row_queries.queries_of(stream),
         sequence=stream.sequence or "",
         positions_name=stream.positions_name,
         negative=stream.negative,
