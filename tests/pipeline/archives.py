@@ -15,7 +15,7 @@ from deltalake import DeltaTable
 from synapse_replication.pipeline.archive.delta_table import ArchiveTable
 from synapse_replication.pipeline.archive.files import DayWriter
 from synapse_replication.pipeline.archive.purges import OldDay, purge_archive
-from synapse_replication.pipeline.archive.store import ArchiveStore, open_store
+from synapse_replication.pipeline.archive.store import ArchiveStore
 from synapse_replication.pipeline.progress import JobProgress
 from synapse_replication.pipeline.schemas import DatabaseTable, standard_tables
 from synapse_replication.pipeline.source.offsets import StreamOffset
@@ -64,7 +64,9 @@ def open_table(
     table: DatabaseTable | None = None,
 ) -> ArchiveTable:
     """Open the table of a stream, as a driver does."""
-    store = location if isinstance(location, ArchiveStore) else open_store(location)
+    store = (
+        location if isinstance(location, ArchiveStore) else ArchiveStore.at(location)
+    )
     columns = table or standard_tables()[stream]
     return ArchiveTable(store, store.stream_uri(stream), stream, columns.archive_schema)
 
@@ -78,7 +80,9 @@ def add_rows_to(
     columns: DatabaseTable | None = None,
 ) -> ArchiveTable:
     """Commit rows to the table of a stream, with the offset of the last row."""
-    store = location if isinstance(location, ArchiveStore) else open_store(location)
+    store = (
+        location if isinstance(location, ArchiveStore) else ArchiveStore.at(location)
+    )
     columns = columns or standard_tables()[stream]
     table = table or open_table(store, stream, columns)
     writer = DayWriter(store, store.stream_uri(stream), "written_ts", TODAY)
@@ -120,7 +124,7 @@ def archive_database(
     :param change: called with a stream and a batch; returns the rows to archive.
     """
     options = SourceOptions.parse({"dsn": dsn})
-    store = open_store(folder)
+    store = ArchiveStore.at(folder)
     with task_connection(options.conninfo) as connection:
         for part in chain.from_iterable(
             Planner(options, continuous=False).batch().tasks
@@ -137,7 +141,7 @@ def keys_of(folder: Path | str | ArchiveStore) -> list[Key]:
     """
     Return the key of each archived row, read from the Delta tables, in sorted order.
     """
-    store = folder if isinstance(folder, ArchiveStore) else open_store(folder)
+    store = folder if isinstance(folder, ArchiveStore) else ArchiveStore.at(folder)
     keys: list[Key] = []
     for stream in store.streams():
         uri = store.stream_uri(stream)

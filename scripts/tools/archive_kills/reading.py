@@ -19,10 +19,10 @@ def read_by_pyarrow(folder: Path) -> list[Row]:
     """Read the tables from their logs and files."""
     from deltalake import DeltaTable
 
-    from synapse_replication.pipeline.archive.store import open_store
+    from synapse_replication.pipeline.archive.store import ArchiveStore
     from synapse_replication.pipeline.schemas import json_rows, standard_tables
 
-    store = open_store(folder)
+    store = ArchiveStore.at(folder)
     rows: list[Row] = []
     for stream in store.streams():
         if not DeltaTable.is_deltatable(store.stream_uri(stream)):

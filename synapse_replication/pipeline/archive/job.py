@@ -35,7 +35,7 @@ from synapse_replication.pipeline.archive.delta_table import ArchiveTable
 from synapse_replication.pipeline.archive.files import DayWriter, WrittenFile
 from synapse_replication.pipeline.archive.metrics import ArchiveMetrics
 from synapse_replication.pipeline.archive.row_archive import RowsArchiver, WrittenRows
-from synapse_replication.pipeline.archive.store import open_store
+from synapse_replication.pipeline.archive.store import ArchiveStore
 from synapse_replication.pipeline.progress import Display
 from synapse_replication.pipeline.scan import FEW_IDS, batched, run_tasks
 from synapse_replication.pipeline.schemas import ARCHIVED_WIRE_SCHEMA
@@ -184,7 +184,7 @@ class _ArchiveJob:
 
     def __attrs_post_init__(self) -> None:
         options, limit = self._settings.source_options(), self._settings.batch_ids
-        self._store = open_store(self._settings.archive)
+        self._store = ArchiveStore.at(self._settings.archive)
         self._numbers = Numbers()
         self._rows: RowsArchiver | None = None
         if options is not None:

@@ -32,11 +32,7 @@ from synapse_replication.pipeline.archive.log import (
     read_purged_ranges,
     read_state,
 )
-from synapse_replication.pipeline.archive.store import (
-    ArchiveStore,
-    open_archive,
-    storage_error_text,
-)
+from synapse_replication.pipeline.archive.store import ArchiveStore, storage_error_text
 from synapse_replication.pipeline.schemas import DAY
 
 if TYPE_CHECKING:
@@ -79,7 +75,7 @@ def purge_archive(
     :raises PipelineError: if the archive does not exist, cannot be read or written, or
         the old days of a table change during each attempt to purge it.
     """
-    store = open_archive(archive)
+    store = ArchiveStore.existing(archive)
     tables: list[tuple[str | None, str, DeltaTable]] = [*store.tables()]
     if (wire := store.table(store.wire_uri)) is not None:
         tables.append((None, store.wire_uri, wire))

@@ -21,11 +21,7 @@ from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.archive import files
 from synapse_replication.pipeline.archive.delta_table import ArchiveTable
 from synapse_replication.pipeline.archive.log import offsets_around, read_purged_ranges
-from synapse_replication.pipeline.archive.store import (
-    MISSING_REASON,
-    ArchiveStore,
-    open_archive,
-)
+from synapse_replication.pipeline.archive.store import MISSING_REASON, ArchiveStore
 from synapse_replication.pipeline.source.connections import read_transaction
 from synapse_replication.pipeline.source.offsets import StreamOffset
 from synapse_replication.pipeline.source.options import SourceOptions
@@ -97,7 +93,7 @@ def repair_archive(
         is at work, or a file has no range of tokens. Tables that were repaired before
         remain so.
     """
-    store = open_archive(archive)
+    store = ArchiveStore.existing(archive)
     repairs = []
     for stream in store.streams():
         if options.streams is not None and stream not in options.streams:

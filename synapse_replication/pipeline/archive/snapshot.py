@@ -31,7 +31,7 @@ from synapse_replication.pipeline.archive.files import (
     find_damage,
     wrong_sizes,
 )
-from synapse_replication.pipeline.archive.store import ArchiveStore, open_archive
+from synapse_replication.pipeline.archive.store import ArchiveStore
 from synapse_replication.pipeline.scan import Batches, Scan, Spark, grouped
 from synapse_replication.pipeline.schemas import (
     ARCHIVED_ROWS_SCHEMA,
@@ -200,7 +200,7 @@ def open_snapshot(archive: str | os.PathLike[str]) -> Snapshot:
 
     :raises PipelineError: if the archive does not exist or cannot be read.
     """
-    store = open_archive(archive)
+    store = ArchiveStore.existing(archive)
     columns = standard_tables()
     schemas: dict[str, pa.Schema] = {}
     offsets: dict[str, StreamOffset] = {}

@@ -84,6 +84,45 @@ class ArchiveStore:
     uri: str
     options: Mapping[str, str] = attrs.field(repr=False, factory=dict)
 
+    @classmethod
+    def at(cls, archive: str | os.PathLike[str]) -> ArchiveStore:
+        """Return the store of an archive that need not exist yet.
+
+        Only a local location is checked.
+
+        :raises PipelineError: if the location is unusable.
+        """
+        text = os.fspath(archive).rstrip("/")
+        if "://" in text:
+            return cls(text, _environment())
+        store = cls(str(Path(text or "/").absolute()))
+        if wrong := sorted(set(store.uri) & set("*?[]{}\\%#")):
+            raise PipelineError(
+                f"{store.uri}: the path of an archive must not contain "
+                f"{' '.join(wrong)}, which Spark interprets as a pattern or an escape; "
+                "choose another path"
+            )
+        if Path(store.uri).exists() and not Path(store.uri).is_dir():
+            raise PipelineError(
+                f"{store.uri} is a file; give a folder or s3://BUCKET/PATH"
+            )
+        return store
+
+    @classmethod
+    def existing(cls, archive: str | os.PathLike[str]) -> ArchiveStore:
+        """Return the store of an archive that exists.
+
+        :raises PipelineError: if the archive does not exist or cannot be read.
+        """
+        store = cls.at(archive)
+        if not store.streams() and store.table(store.wire_uri) is None:
+            raise PipelineError(
+                f"{store.uri} is not an archive: it has no table of a stream or of "
+                "recorded commands; create an archive with: synapse-replication "
+                "pipeline archive"
+            )
+        return store
+
     @property
     def is_local(self) -> bool:
         """Whether the archive is a local folder."""
@@ -281,42 +320,6 @@ def _folder_name(stream: str) -> str:
 
 def _stream_name(folder: str) -> str:
     return unquote(folder.replace("~", "%"))
-
-
-def open_store(archive: str | os.PathLike[str]) -> ArchiveStore:
-    """Return the store of an archive that need not exist yet.
-
-    Only a local location is checked.
-
-    :raises PipelineError: if the location is unusable.
-    """
-    text = os.fspath(archive).rstrip("/")
-    if "://" in text:
-        return ArchiveStore(text, _environment())
-    store = ArchiveStore(str(Path(text or "/").absolute()))
-    if wrong := sorted(set(store.uri) & set("*?[]{}\\%#")):
-        raise PipelineError(
-            f"{store.uri}: the path of an archive must not contain {' '.join(wrong)}, "
-            "which Spark interprets as a pattern or an escape; choose another path"
-        )
-    if Path(store.uri).exists() and not Path(store.uri).is_dir():
-        raise PipelineError(f"{store.uri} is a file; give a folder or s3://BUCKET/PATH")
-    return store
-
-
-def open_archive(archive: str | os.PathLike[str]) -> ArchiveStore:
-    """Return the store of an archive that exists.
-
-    :raises PipelineError: if the archive does not exist or cannot be read.
-    """
-    store = open_store(archive)
-    if not store.streams() and store.table(store.wire_uri) is None:
-        raise PipelineError(
-            f"{store.uri} is not an archive: it has no table of a stream or of "
-            "recorded commands; create an archive with: synapse-replication pipeline "
-            "archive"
-        )
-    return store
 
 
 def storage_error_text(error: Exception | str) -> str:

@@ -14,7 +14,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.archive import files
 from synapse_replication.pipeline.archive.log import committer_of, read_state
-from synapse_replication.pipeline.archive.store import open_store
+from synapse_replication.pipeline.archive.store import ArchiveStore
 from synapse_replication.pipeline.schemas import Column, standard_tables
 from synapse_replication.pipeline.source.offsets import StreamOffset
 from tests.pipeline.archives import add_rows_to, keys_of, open_table, receipts
@@ -27,7 +27,7 @@ class TableTests(SynchronousTestCase):
 
     def setUp(self) -> None:
         self.folder = Path(self.mktemp()).absolute()
-        self.uri = open_store(self.folder).stream_uri("receipts")
+        self.uri = ArchiveStore.at(self.folder).stream_uri("receipts")
 
     def tokens(self) -> list[int]:
         return [token for _, _, token in keys_of(self.folder)]
@@ -56,7 +56,7 @@ class CommitTests(TableTests):
         synced: list[Path] = []
         self.patch(files, "sync_folder", synced.append)
         add_rows_to(self.folder, "receipts", receipts(1, 1, day=3))
-        table = Path(open_store(self.folder).path(self.uri))
+        table = Path(ArchiveStore.at(self.folder).path(self.uri))
         self.assertEqual(synced, [table / "day=2026-01-03", table])
 
     def test_typed_columns(self) -> None:
@@ -200,7 +200,7 @@ class EvolutionTests(TableTests):
         """If the store fails, each operation raises an error that names the table."""
         table = open_table(self.folder)
         add_rows_to(self.folder, "receipts", receipts(1, 3), table=table)
-        log = Path(open_store(self.folder).path(self.uri)) / "_delta_log"
+        log = Path(ArchiveStore.at(self.folder).path(self.uri)) / "_delta_log"
         log.rename(log.with_name("moved"))
         log.write_text("not a folder")
         for operation in (

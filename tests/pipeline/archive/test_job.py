@@ -29,7 +29,7 @@ from synapse_replication.pipeline.archive.job import (
 )
 from synapse_replication.pipeline.archive.metrics import ArchiveMetrics
 from synapse_replication.pipeline.archive.snapshot import read_archive
-from synapse_replication.pipeline.archive.store import open_store
+from synapse_replication.pipeline.archive.store import ArchiveStore
 from synapse_replication.pipeline.settings import PipelineSettings
 from synapse_replication.pipeline.source import reading
 from synapse_replication.testing.servers import shared_postgres
@@ -81,7 +81,7 @@ class ArchiveTests(SynchronousTestCase):
         Return a watch that counts rows of ``caches`` in DuckDB and Polars after each
         commit.
         """
-        caches = open_store(self.folder).stream_uri("caches")
+        caches = ArchiveStore.at(self.folder).stream_uri("caches")
 
         def count(point: Point) -> None:
             if point is Point.COMMITTED and DeltaTable.is_deltatable(caches):
@@ -112,7 +112,7 @@ class ArchiveTests(SynchronousTestCase):
                 )
         self.archive()
         self.assertEqual(sorted(keys_of(self.folder)), read_keys(self.dsn))
-        receipts = DeltaTable(open_store(self.folder).stream_uri("receipts"))
+        receipts = DeltaTable(ArchiveStore.at(self.folder).stream_uri("receipts"))
         archived = {
             row["stream_id"]: row["data"]
             for row in receipts.to_pyarrow_table().to_pylist()
@@ -190,7 +190,7 @@ class ArchiveTests(SynchronousTestCase):
         self.assertGreater(numbers.batches, 1)
         self.assertIn("starting Spark", self.output.getvalue())
         self.assertNotIn("slow", {writer for _, writer, _ in keys_of(self.folder)})
-        caches = DeltaTable(open_store(self.folder).stream_uri("caches"))
+        caches = DeltaTable(ArchiveStore.at(self.folder).stream_uri("caches"))
         self.assertEqual(
             sorted(p["day"] for p in caches.partitions()),
             ["2026-01-01", "2026-01-02", "2026-01-03"],
@@ -397,7 +397,7 @@ class RecordingTests(SynchronousTestCase):
         )
 
     def lines(self) -> list[tuple[str, str, str]]:
-        table = DeltaTable(open_store(self.folder).wire_uri)
+        table = DeltaTable(ArchiveStore.at(self.folder).wire_uri)
         return sorted(
             (str(row["day"]), row["recording"], row["line"])
             for row in table.to_pyarrow_table().to_pylist()

@@ -6,7 +6,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.archive.snapshot import read_archive
-from synapse_replication.pipeline.archive.store import open_archive, open_store
+from synapse_replication.pipeline.archive.store import ArchiveStore
 from tests.pipeline.archives import (
     TODAY,
     add_rows_to,
@@ -32,9 +32,9 @@ class ObjectStoreTests(SynchronousTestCase):
         Rows are committed, read, compacted, purged and vacuumed. A conditional write
         rejects the commit of a second driver.
         """
-        error = self.assertRaises(PipelineError, open_archive, _ARCHIVE)
+        error = self.assertRaises(PipelineError, ArchiveStore.existing, _ARCHIVE)
         self.assertIn("is not an archive", str(error))
-        store = open_store(_ARCHIVE)
+        store = ArchiveStore.at(_ARCHIVE)
         first, second = open_table(store), open_table(store)
         add_rows_to(store, "receipts", receipts(1, 2, day=1), table=first)
         error = self.assertRaises(

@@ -25,7 +25,7 @@ from synapse_replication.pipeline.archive.job import (
     Numbers,
     run_archive,
 )
-from synapse_replication.pipeline.archive.store import open_store
+from synapse_replication.pipeline.archive.store import ArchiveStore
 from synapse_replication.pipeline.schemas import standard_tables
 from synapse_replication.pipeline.settings import PipelineSettings
 from synapse_replication.storage.row_queries import STANDARD_QUERIES, RowQuery
@@ -243,7 +243,7 @@ class PoisonRowTests(SynchronousTestCase):
         self.assertEqual((again.rows, again.skipped), (0, 0))
 
     def _check_values(self, cases: Mapping[tuple[str, int], _Case]) -> None:
-        store, checked = open_store(self.folder), Counter[str]()
+        store, checked = ArchiveStore.at(self.folder), Counter[str]()
         for stream in STANDARD_QUERIES:
             table = DeltaTable(store.stream_uri(stream)).to_pyarrow_table()
             # Python's dates end in the year 9999.

@@ -15,7 +15,7 @@ from synapse_replication.cli.pipeline.archives import purge_command
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.archive import purges
 from synapse_replication.pipeline.archive.log import PurgedRange, read_purged_ranges
-from synapse_replication.pipeline.archive.store import open_store
+from synapse_replication.pipeline.archive.store import ArchiveStore
 from synapse_replication.pipeline.source.offsets import StreamOffset
 from tests.pipeline.archives import (
     Killed,
@@ -46,7 +46,7 @@ class PurgeTests(SynchronousTestCase):
         self.assertEqual(len(self.before), 8)
 
     def table(self, stream: str = "receipts") -> DeltaTable:
-        return DeltaTable(open_store(self.folder).stream_uri(stream))
+        return DeltaTable(ArchiveStore.at(self.folder).stream_uri(stream))
 
     def test_purge(self) -> None:
         """
@@ -76,7 +76,7 @@ class PurgeTests(SynchronousTestCase):
         """The previous version of the table still has the purged rows."""
         version = self.table().version()
         purge(str(self.folder), SECOND_OF_JANUARY)
-        table = DeltaTable(open_store(self.folder).stream_uri("receipts"), version)
+        table = DeltaTable(ArchiveStore.at(self.folder).stream_uri("receipts"), version)
         self.assertEqual(table.to_pyarrow_table().num_rows, 4)
 
     def test_cut_off(self) -> None:

@@ -29,7 +29,7 @@ from synapse_replication.pipeline.archive.job import (
 )
 from synapse_replication.pipeline.archive.repair import Repair, repair_archive
 from synapse_replication.pipeline.archive.snapshot import open_snapshot, read_archive
-from synapse_replication.pipeline.archive.store import ArchiveStore, open_store
+from synapse_replication.pipeline.archive.store import ArchiveStore
 from synapse_replication.pipeline.settings import PipelineSettings
 from synapse_replication.testing.servers import shared_postgres
 from tests.pipeline.archives import TODAY, keys_of, open_table, purge
@@ -50,7 +50,7 @@ class RepairTests(SynchronousTestCase):
         self.dsn = shared_postgres().new_database()
         make_tables(self.dsn)
         self.archive = self.location()
-        self.store = open_store(self.archive)
+        self.store = ArchiveStore.at(self.archive)
         for _ in range(ROUNDS):
             add_rows(self.dsn, 30)
             self.output = self.run_archive()

@@ -8,12 +8,7 @@ from pathlib import Path
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import PipelineError
-from synapse_replication.pipeline.archive.store import (
-    ArchiveStore,
-    open_archive,
-    open_store,
-    storage_error_text,
-)
+from synapse_replication.pipeline.archive.store import ArchiveStore, storage_error_text
 from tests.pipeline.archives import make_archive
 
 _CHAIN = (
@@ -33,7 +28,7 @@ class StoreTests(SynchronousTestCase):
         Stream names with special characters are stored in safe folder names, and listed
         unchanged.
         """
-        store = open_store(self.folder)
+        store = ArchiveStore.at(self.folder)
         self.assertEqual(store.streams(), [])
         names = ["a/b", "events", "é~", ".hidden", "_x"]
         for name in names:
@@ -46,18 +41,20 @@ class StoreTests(SynchronousTestCase):
         """
         If a folder has no tables, the error names the command that creates an archive.
         """
-        error = self.assertRaises(PipelineError, open_archive, self.folder)
+        error = self.assertRaises(PipelineError, ArchiveStore.existing, self.folder)
         self.assertIn(
             "create an archive with: synapse-replication pipeline archive", str(error)
         )
         make_archive(self.folder)
-        self.assertEqual(open_archive(self.folder).streams(), ["receipts", "to_device"])
+        self.assertEqual(
+            ArchiveStore.existing(self.folder).streams(), ["receipts", "to_device"]
+        )
 
     def test_invalid_paths(self) -> None:
         """A file, and a path that Spark interprets as a pattern, are errors."""
         self.folder.write_text("")
         for location in (self.folder, self.folder.with_name("a*b")):
-            self.assertRaises(PipelineError, open_store, location)
+            self.assertRaises(PipelineError, ArchiveStore.at, location)
 
     def test_credentials(self) -> None:
         """
@@ -74,7 +71,7 @@ class StoreTests(SynchronousTestCase):
                 "HOME": "/",
             },
         )
-        store = open_store("s3://bucket/archive/")
+        store = ArchiveStore.at("s3://bucket/archive/")
         self.assertEqual(store.uri, "s3://bucket/archive")
         self.assertEqual(store.options["AWS_ALLOW_HTTP"], "true")
         self.assertNotIn("HOME", store.options)
