@@ -47,6 +47,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 from msgspec import Struct, field
 
 from synapse_replication.data_files import read_table
+from synapse_replication.errors import CatchUpError
 from synapse_replication.streams.pages import Page, check_page
 from synapse_replication.streams.stream import StreamUpdateResult
 
@@ -822,7 +823,8 @@ class Reader(Struct, eq=False):
     def page_fetched(self, fetch: Fetch, result: StreamUpdateResult) -> Page | None:
         """Return the rows to deliver now; ``None`` if the page is not wanted.
 
-        :raises CatchUpError: if the page does not advance beyond the cursor.
+        :raises CatchUpError: if the page does not advance beyond the cursor, or has no
+            row while the source does not have all that was announced.
         """
         if fetch is not self.request:
             return None
@@ -836,6 +838,13 @@ class Reader(Struct, eq=False):
             if catch_up.rewind_to is not None or upto <= catch_up.cursor:
                 return None
         page = check_page(result, catch_up.cursor, upto, allow_encoded=True)
+        if not page.tokens and page.upto_token < upto and result.last_token is not None:
+            # To ask again at once would have the same answer.
+            raise CatchUpError(
+                f"the source returned no row, and {result.last_token} as the last "
+                f"token, but rows up to {upto} were announced: it does not have them "
+                "yet"
+            )
         complete_upto = self._complete_upto(page)
         if complete_upto <= catch_up.cursor:
             catch_up.pace = Pace.NEW
@@ -1164,10 +1173,11 @@ class Reader(Struct, eq=False):
     def _refute(self, last_token: int) -> None:
         """Drop the claims that are too far above the last token that exists."""
         catch_up = self._ongoing_catch_up
-        claimed = max(catch_up.target, catch_up.doubt or catch_up.target)
-        self._reports.append(Refuted(claimed, last_token))
         is_exact = self.policy.held_in_memory
         limit = last_token + (0 if is_exact else self.policy.tolerance)
+        claimed = max(catch_up.target, catch_up.doubt or catch_up.target)
+        if claimed > limit:
+            self._reports.append(Refuted(claimed, last_token))
         is_lossy = catch_up.has_more_doubts or catch_up.target > limit
         if catch_up.doubt is not None and catch_up.doubt > limit:
             catch_up.doubt, catch_up.has_more_doubts = None, False

@@ -9,6 +9,7 @@ from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
+from synapse_replication.errors import CatchUpError
 from synapse_replication.streams import reader as machine
 from synapse_replication.streams.reader import (
     EMPTY_RANGE_WINDOW,
@@ -606,6 +607,21 @@ class PageTests(SynchronousTestCase):
         driven.reader.reported("a", 12, 12, 0.0)
         driven.take()
         self.assertTrue(driven.page(10))
+
+    def test_source_is_behind(self) -> None:
+        """A source that does not have all rows yet is not asked again at once."""
+        driven = Driven()
+        driven.open(0)
+        driven.reader.announced("a", 9, 9, 0.0)
+        driven.take()
+        with self.assertRaisesRegex(CatchUpError, "rows up to 9 were announced"):
+            driven.page(upto=5, last_token=5)
+        self.assertEqual(driven.reader.failed(), 1)
+        self.assertEqual(driven.take(), [])
+        driven.reader.timer_due()
+        driven.take()
+        self.assertTrue(driven.page(4, upto=5, last_token=5))
+        self.assertEqual(driven.rows, [4])
 
     def test_refuted_claims_may_have_hidden_true_ones(self) -> None:
         """After claims were refuted, the rows below the next one are fetched."""
