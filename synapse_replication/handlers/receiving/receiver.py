@@ -108,6 +108,8 @@ class StreamReceiver:
         for writer in self._writers.all():
             if writer.reader.catch_up is not None:
                 self._queue.put(writer)
+            if writer.late:
+                self._queue.put(partial(self._deliver_late, writer))
         self._search.request()
 
     def link_lost(self, link: Link) -> None:
@@ -256,7 +258,8 @@ class StreamReceiver:
                 RowsUnannounced(context.name, writer.name, tuple(missing))
             )
             if isinstance(context.sink, LateRowSink):
-                self._queue.put(partial(self._handle_late, instance_name, missing))
+                writer.late += missing
+                self._queue.put(partial(self._deliver_late, writer))
 
     async def wait_until_empty(self) -> None:
         """Wait until everything received was handled, and no rows are being fetched."""
@@ -331,6 +334,7 @@ class StreamReceiver:
             writer.reader.link_lost(link)
             if not writer.reader.links:
                 writer.timer.stop()
+                writer.late_timer.stop()
         if not self._writers.has_links():
             self._search.links_lost()
 
@@ -364,23 +368,23 @@ class StreamReceiver:
             )
             await self._catch_ups.proceed(writer)
 
-    async def _handle_late(self, instance_name: str, tokens: Sequence[int]) -> None:
-        """Fetch and deliver late rows; if that fails, repeat it later.
-
-        :param tokens: committed tokens that are below the position, and did not arrive.
-        """
+    async def _deliver_late(self, writer: Writer) -> None:
+        """Fetch and deliver a writer's late rows; if that fails, repeat it later."""
         context, delivered = self._context, 0
+        tokens, writer.late = writer.late, []
         try:
             for token in tokens:
-                await self._catch_ups.deliver_late(instance_name, token)
+                await self._catch_ups.deliver_late(writer.name, token)
                 delivered += 1
         except Exception as error:  # noqa: BLE001 -- reported to the observer
             context.observer.failure(f"delivering late rows of {context.name}", error)
-            rest = partial(self._handle_late, instance_name, tokens[delivered:])
-            context.clock.call_later(LATE_RETRY, self._queue.put, rest)
+            writer.late = tokens[delivered:] + writer.late
+            if writer.reader.links:
+                again = partial(self._deliver_late, writer)
+                writer.late_timer.start(LATE_RETRY, self._queue.put, again)
         if delivered:
             context.observer.observe(
-                LateRows(context.name, instance_name, tuple(tokens[:delivered]))
+                LateRows(context.name, writer.name, tuple(tokens[:delivered]))
             )
 
     def _handle_announcement(

@@ -74,16 +74,21 @@ class Writer(Struct, eq=False):
     :ivar resync: where the pages of the catch-up came from; ``None`` before the first.
     :ivar drained_upto: the last token of a removed writer that was reported as drained.
     :ivar ledger: the delivered tokens that are to be verified; ``None`` for none.
+    :ivar late: committed tokens below the position that did not arrive, to be delivered
+        late.
+    :ivar late_timer: ends the delay after a failure to deliver them.
     """
 
     name: str
     reader: Reader
     timer: Timer
+    late_timer: Timer
     parked: deque[tuple[Link, RdataGroup | Announcement]] = field(default_factory=deque)
     parked_size: int = 0
     resync: Resync | None = None
     drained_upto: int | None = None
     ledger: TokenLedger | None = None
+    late: list[int] = field(default_factory=list)
 
     def record(self, tokens: Sequence[int]) -> None:
         """Record delivered tokens, if they are to be verified."""
@@ -131,7 +136,8 @@ class Writers:
         )
         for link in self._links:
             reader.link_up(link)
-        writer = Writer(instance_name, reader, Timer(context.clock))
+        clock = context.clock
+        writer = Writer(instance_name, reader, Timer(clock), Timer(clock))
         self._writers[instance_name] = writer
         options, description = context.options, context.description
         if options.position_check_seconds and not description.held_in_memory:
@@ -164,5 +170,6 @@ class Writers:
     def forget(self, instance_name: str) -> None:
         """Remove a writer, unless something is missing."""
         writer = self._writers.get(instance_name)
-        if writer is not None and writer.reader.catch_up is None and not writer.parked:
-            del self._writers[instance_name]
+        if writer is None or writer.reader.catch_up or writer.parked or writer.late:
+            return
+        del self._writers[instance_name]

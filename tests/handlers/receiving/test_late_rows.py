@@ -163,3 +163,17 @@ class LateRowsTests(SynchronousTestCase):
         self.assertEqual(self.late, [])
         self.process.host.reactor.advance(LATE_RETRY)
         self.assertEqual([token for _, _, token, _ in self.late], [6])
+
+    def test_source_fails_without_a_link(self) -> None:
+        """Without a link, nothing is repeated until the next link comes up."""
+        stream, connection = self.process.stream, self.process.connection
+        stream.persist("w", 6, ["six"])
+        stream.is_held = True
+        self.process.receive('RDATA events w 7 ["seven"]')
+        self.verify([6, 7], 7)
+        stream.fail(CatchUpError("away"))
+        stream.is_held = False
+        self.process.handler.lost_connection(connection)
+        self.assertEqual(self.process.host.reactor.getDelayedCalls(), [])
+        self.process.handler.new_connection(connection)
+        self.assertEqual([token for _, _, token, _ in self.late], [6])
