@@ -18,14 +18,9 @@ from typing import Any, ClassVar, Final, TypeVar
 
 from typing_extensions import override
 
-from synapse_replication.handlers.events import (
-    AnnouncedBy,
-    Event,
-    OperationFailed,
-    Work,
-)
+from synapse_replication.handlers import events
 
-_E = TypeVar("_E", bound=Event)
+_E = TypeVar("_E", bound=events.Event)
 
 #: A context that does nothing; shared, because the handling of rows often needs one.
 _NOTHING: Final = contextlib.nullcontext()
@@ -61,19 +56,19 @@ class ReplicationObserver:
         }
         cls._handlers = {**cls._handlers, **found}
 
-    def observe(self, event: Event) -> None:
+    def observe(self, event: events.Event) -> None:
         """Pass an event to the method that handles its class, if there is one."""
         handler = self._handlers.get(type(event))
         if handler is not None:
             handler(self, event)
 
-    def span(self, work: Work) -> AbstractContextManager[object]:
+    def span(self, work: events.Work) -> AbstractContextManager[object]:
         """Return a context that lasts as long as the work."""
         return _NOTHING
 
     def failure(self, what: str, error: BaseException) -> None:
         """Report an error that cannot be raised to any caller; see the event."""
-        self.observe(OperationFailed(what, error))
+        self.observe(events.OperationFailed(what, error))
 
     # -- for each chunk of rows or commands ----------------------------------------
 
@@ -95,7 +90,7 @@ class ReplicationObserver:
         instance_name: str,
         token: int,
         connection: str,
-        by: AnnouncedBy,
+        by: events.AnnouncedBy,
     ) -> None:
         """Record that ``token`` arrived in a writer's rows or POSITION.
 
@@ -142,7 +137,7 @@ class CompositeObserver(ReplicationObserver):
                 setattr(self, name, (_span if name == "span" else _all)(wanted))
 
     @override
-    def observe(self, event: Event) -> None:
+    def observe(self, event: events.Event) -> None:
         for observer in self._observers:
             observer.observe(event)
 
@@ -161,10 +156,10 @@ def _all(methods: Sequence[Callable[..., None]]) -> Callable[..., None]:
 
 
 def _span(
-    methods: Sequence[Callable[[Work], AbstractContextManager[object]]],
-) -> Callable[[Work], AbstractContextManager[object]]:
+    methods: Sequence[Callable[[events.Work], AbstractContextManager[object]]],
+) -> Callable[[events.Work], AbstractContextManager[object]]:
     @contextlib.contextmanager
-    def span(work: Work) -> Iterator[None]:
+    def span(work: events.Work) -> Iterator[None]:
         with contextlib.ExitStack() as stack:
             for method in methods:
                 stack.enter_context(method(work))

@@ -29,17 +29,10 @@ from synapse_replication.redis.publish_ledger import EXTENSION
 from synapse_replication.redis.resp import ReplyReader, encode
 from synapse_replication.redis.sender import RedisSender
 from synapse_replication.transport.timeouts import Timeout, stop
+from synapse_replication.wire import rdata
 from synapse_replication.wire.close_reason import CloseReason
 from synapse_replication.wire.commands import Command
 from synapse_replication.wire.extension import CHANNEL
-from synapse_replication.wire.rdata import (
-    InterleavedGroup,
-    RdataGroup,
-    ReceivedItem,
-    RefusedLine,
-    read_lines,
-    refuse_long_line,
-)
 
 if TYPE_CHECKING:
     from synapse_replication.handlers.extension.extension import ReplicationExtension
@@ -137,7 +130,7 @@ class RedisSubscriber(RedisConnectionMixin, txredisapi.SubscriberProtocol):  # t
         # state all positions.
         if lines and self.established:
             try:
-                items = read_lines(lines)
+                items = rdata.read_lines(lines)
             except (AttributeError, TypeError):
                 self._check_bytes(lines)
                 raise
@@ -154,7 +147,7 @@ class RedisSubscriber(RedisConnectionMixin, txredisapi.SubscriberProtocol):  # t
             error = ExtensionMessageError(f"it has more than {MAX_LINE_LENGTH} bytes")
             self.factory.observer.observe(LineRefused(self.name, error))
         elif self.established:
-            items = [refuse_long_line(message, MAX_LINE_LENGTH)]
+            items = [rdata.refuse_long_line(message, MAX_LINE_LENGTH)]
             self._count(items)
             self.factory.command_handler.received(self, items)
 
@@ -177,14 +170,14 @@ class RedisSubscriber(RedisConnectionMixin, txredisapi.SubscriberProtocol):  # t
             self.factory.observer.commands_received(self.name, EXTENSION, 1)
             self.factory.extension.extension_received(self, payload)
 
-    def _count(self, items: Sequence[ReceivedItem]) -> None:
+    def _count(self, items: Sequence[rdata.ReceivedItem]) -> None:
         """Report the received commands to the observer, once per command name."""
         observer = self.factory.observer
         counts: dict[str, int] = {}
         for item in items:
-            if isinstance(item, (RdataGroup, InterleavedGroup)):
+            if isinstance(item, (rdata.RdataGroup, rdata.InterleavedGroup)):
                 counts["RDATA"] = counts.get("RDATA", 0) + len(item.rows)
-            elif isinstance(item, RefusedLine):
+            elif isinstance(item, rdata.RefusedLine):
                 observer.observe(LineRefused(self.name, item.error))
             else:
                 counts[item.NAME] = counts.get(item.NAME, 0) + 1

@@ -15,11 +15,7 @@ from twisted.python.failure import Failure
 from typing_extensions import override
 
 from synapse_replication.errors import RemoteProtocolError
-from synapse_replication.handlers.events import (
-    ConnectFailed,
-    ConnectionBuffers,
-    LineRefused,
-)
+from synapse_replication.handlers import events
 from synapse_replication.handlers.extension.extension import ReplicationExtension
 from synapse_replication.handlers.interfaces import Clock, ConnectionHandler
 from synapse_replication.handlers.observer import ReplicationObserver
@@ -97,7 +93,7 @@ class ReplicationStreamProtocolFactory(ServerFactory):
         if len(self.connections) >= self._max_connections and not self._make_room():
             host = getattr(addr, "host", "a Unix socket")
             self._observer.observe(
-                LineRefused(
+                events.LineRefused(
                     f"the client {host}",
                     RemoteProtocolError(
                         f"{self._max_connections} peers are already connected, the "
@@ -124,7 +120,7 @@ class ReplicationStreamProtocolFactory(ServerFactory):
         self._notify_if_done()
         return done
 
-    def buffers(self) -> list[ConnectionBuffers]:
+    def buffers(self) -> list[events.ConnectionBuffers]:
         """Return the fill levels of each connection's buffers."""
         return [connection.buffers() for connection in self.connections]
 
@@ -244,7 +240,7 @@ class DirectTcpReplicationClientFactory(ClientFactory):
                 self._stopped.callback(None)
         return self._stopped
 
-    def buffers(self) -> list[ConnectionBuffers]:
+    def buffers(self) -> list[events.ConnectionBuffers]:
         """Return the fill levels of the connection's buffers."""
         return [] if self.connection is None else [self.connection.buffers()]
 
@@ -294,7 +290,7 @@ class DirectTcpReplicationClientFactory(ClientFactory):
         delay = self._backoff.delay(self._failures)
         if reason is not None:
             self._observer.observe(
-                ConnectFailed(self._label or self.client_name, reason, delay)
+                events.ConnectFailed(self._label or self.client_name, reason, delay)
             )
         self._retry.start(delay, self._start_attempt)
 

@@ -40,13 +40,8 @@ from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.handlers.timer import Timer
 from synapse_replication.transport.buffers import ReadSize, read_buffers
 from synapse_replication.transport.error_text import explain
+from synapse_replication.wire import commands
 from synapse_replication.wire.close_reason import CloseReason
-from synapse_replication.wire.commands import (
-    Command,
-    NameCommand,
-    PingCommand,
-    ServerCommand,
-)
 from synapse_replication.wire.connection import ConnectionState, LineConnection
 from synapse_replication.wire.extension import (
     COUNTED_AS,
@@ -138,7 +133,7 @@ class BaseReplicationStreamProtocol(Protocol):
         """Why the connection was closed, as text; empty while it is open."""
         return self._connection.close_text
 
-    def greeting(self) -> Sequence[Command]:
+    def greeting(self) -> Sequence[commands.Command]:
         """Return the commands to send first."""
         raise NotImplementedError
 
@@ -210,7 +205,7 @@ class BaseReplicationStreamProtocol(Protocol):
 
     # -- from the handler: a ReplicationConnection ------------------------------------
 
-    def send_command(self, command: Command) -> None:
+    def send_command(self, command: commands.Command) -> None:
         """Send a command."""
         self.send_lines(command.NAME, [command.encode()])
 
@@ -288,8 +283,8 @@ class BaseReplicationStreamProtocol(Protocol):
         if waiting:
             self._handler.received(self, waiting)
 
-    def _ping(self, *marks: str) -> PingCommand:
-        return PingCommand(" ".join([str(self._clock.time_msec()), *marks]))
+    def _ping(self, *marks: str) -> commands.PingCommand:
+        return commands.PingCommand(" ".join([str(self._clock.time_msec()), *marks]))
 
     def _flush(self) -> None:
         # write() may call pauseProducing(), after which data_to_send() returns nothing,
@@ -327,8 +322,8 @@ class ServerReplicationStreamProtocol(BaseReplicationStreamProtocol):
     relays = True
 
     @override
-    def greeting(self) -> Sequence[Command]:
-        return [ServerCommand(self.server_name), self._ping()]
+    def greeting(self) -> Sequence[commands.Command]:
+        return [commands.ServerCommand(self.server_name), self._ping()]
 
     @override
     def client_address(self) -> str:
@@ -416,7 +411,7 @@ class ClientReplicationStreamProtocol(BaseReplicationStreamProtocol):
         self.name = label or client_name
 
     @override
-    def greeting(self) -> Sequence[Command]:
+    def greeting(self) -> Sequence[commands.Command]:
         # A stock server ignores the text of a PING.
         marks = [] if self._extension is None else [PING_MARK]
-        return [NameCommand(self._client_name), self._ping(*marks)]
+        return [commands.NameCommand(self._client_name), self._ping(*marks)]

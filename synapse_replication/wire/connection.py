@@ -44,25 +44,10 @@ from typing import Final
 
 from msgspec import Struct, field
 
-from synapse_replication.errors import (
-    ForbiddenCommandError,
-    LineTooLongError,
-    LocalProtocolError,
-    RemoteProtocolError,
-    UnknownCommandError,
-    excerpt,
-)
+from synapse_replication import errors
 from synapse_replication.text import without_lines
+from synapse_replication.wire import commands, rdata
 from synapse_replication.wire.close_reason import CloseReason
-from synapse_replication.wire.commands import (
-    VALID_CLIENT_COMMANDS,
-    VALID_SERVER_COMMANDS,
-    Command,
-    ErrorCommand,
-    NameCommand,
-    PingCommand,
-    ServerCommand,
-)
 from synapse_replication.wire.extension import (
     COUNTED_AS,
     LINE_PREFIX,
@@ -70,13 +55,6 @@ from synapse_replication.wire.extension import (
     ExtensionLine,
 )
 from synapse_replication.wire.pending_lines import PendingLimit, PendingLines
-from synapse_replication.wire.rdata import (
-    InterleavedGroup,
-    RdataGroup,
-    ReceivedItem,
-    RefusedLine,
-    read_lines,
-)
 from synapse_replication.wire.time_limits import TimeLimits
 
 #: The longest line in bytes, without its end.
@@ -128,9 +106,9 @@ class Received(Struct, frozen=True):
     :ivar refused: an error for each line that was invalid or not allowed.
     """
 
-    items: list[ReceivedItem | ExtensionLine] = field(default_factory=list)
+    items: list[rdata.ReceivedItem | ExtensionLine] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
-    refused: list[RemoteProtocolError] = field(default_factory=list)
+    refused: list[errors.RemoteProtocolError] = field(default_factory=list)
 
 
 class LineConnection:
@@ -163,7 +141,9 @@ class LineConnection:
         self._speaks_extension = speaks_extension
         self.state = ConnectionState.CONNECTING
         self._is_server = is_server
-        self._allowed = VALID_CLIENT_COMMANDS if is_server else VALID_SERVER_COMMANDS
+        self._allowed = commands.VALID_SERVER_COMMANDS
+        if is_server:
+            self._allowed = commands.VALID_CLIENT_COMMANDS
         self.peer_name: str | None = None
         self.extension_agreed = False
         self.close_reason: CloseReason | None = None
@@ -207,10 +187,10 @@ class LineConnection:
         if self._speaks_extension and LINE_PREFIX in data:
             self._receive_with_extension(lines, received, now)
         else:
-            self._receive_items(read_lines(lines), received, now)
+            self._receive_items(rdata.read_lines(lines), received, now)
         if too_long and self.is_open:
             text = f"line is longer than {MAX_LINE_LENGTH} bytes"
-            self._reject(received, RemoteProtocolError(text), now)
+            self._reject(received, errors.RemoteProtocolError(text), now)
         return received
 
     def _receive_with_extension(
@@ -219,7 +199,7 @@ class LineConnection:
         start = 0
         for index, line in enumerate(lines):
             if line.startswith(LINE_PREFIX):
-                self._receive_items(read_lines(lines[start:index]), received, now)
+                self._receive_items(rdata.read_lines(lines[start:index]), received, now)
                 start = index
                 # Before NAME, or without the extension, the line is an unknown command.
                 is_message = self.extension_agreed and not self._needs_name(COUNTED_AS)
@@ -227,22 +207,22 @@ class LineConnection:
                     received.counts[COUNTED_AS] += 1
                     received.items.append(ExtensionLine(line[len(LINE_PREFIX) :]))
                     start += 1
-        self._receive_items(read_lines(lines[start:]), received, now)
+        self._receive_items(rdata.read_lines(lines[start:]), received, now)
 
     def _receive_items(
-        self, items: list[ReceivedItem], received: Received, now: float
+        self, items: list[rdata.ReceivedItem], received: Received, now: float
     ) -> None:
         for item in items:
             if not self.is_open:
                 return
-            if isinstance(item, (RdataGroup, InterleavedGroup)):
+            if isinstance(item, (rdata.RdataGroup, rdata.InterleavedGroup)):
                 if self._needs_name("RDATA"):
                     self._reject(received, _no_name_error(), now)
                     return
                 received.counts["RDATA"] += len(item.rows)
                 received.items.append(item)
-            elif isinstance(item, RefusedLine):
-                if isinstance(item.error, UnknownCommandError):
+            elif isinstance(item, rdata.RefusedLine):
+                if isinstance(item.error, errors.UnknownCommandError):
                     # A newer peer may send commands that are unknown here: skip them.
                     name = item.error.command_name
                     if name.upper() in _HTTP_WORDS:
@@ -273,7 +253,7 @@ class LineConnection:
         return self._is_server and self._is_connecting and name not in _BEFORE_NAME
 
     def _receive_command(
-        self, command: Command, received: Received, now: float
+        self, command: commands.Command, received: Received, now: float
     ) -> None:
         name = command.NAME
         received.counts[name] += 1
@@ -281,27 +261,27 @@ class LineConnection:
             self._reject(received, _no_name_error(), now)
             return
         if name not in self._allowed:
-            self._reject(received, ForbiddenCommandError(name), now)
+            self._reject(received, errors.ForbiddenCommandError(name), now)
             return
         match command:
-            case PingCommand():
+            case commands.PingCommand():
                 self._times.peer_pings = True
                 if self._speaks_extension and PING_MARK in command.data.split(" "):
                     self.extension_agreed = True
-            case NameCommand():
-                self.peer_name = excerpt(command.data)[:_MAX_NAME_LENGTH]
+            case commands.NameCommand():
+                self.peer_name = errors.excerpt(command.data)[:_MAX_NAME_LENGTH]
                 self.state = ConnectionState.ESTABLISHED
-            case ServerCommand(data=self._server_name):
+            case commands.ServerCommand(data=self._server_name):
                 self.state = ConnectionState.ESTABLISHED
-            case ServerCommand():
+            case commands.ServerCommand():
                 text = (
-                    f"wrong server: this is '{excerpt(command.data)}', "
+                    f"wrong server: this is '{errors.excerpt(command.data)}', "
                     f"but '{self._server_name}' was expected"
                 )
-                self._reject(received, RemoteProtocolError(text), now)
-            case ErrorCommand():
+                self._reject(received, errors.RemoteProtocolError(text), now)
+            case commands.ErrorCommand():
                 # Stock peers quote unparsable lines, which may contain secrets.
-                text = excerpt(without_lines(command.data))
+                text = errors.excerpt(without_lines(command.data))
                 self._close(CloseReason.PEER_ERROR, text, now)
             case _:
                 received.items.append(command)
@@ -319,10 +299,10 @@ class LineConnection:
         """
         longest = max(map(len, lines))
         if longest > MAX_LINE_LENGTH:
-            raise LineTooLongError(command_name, longest, MAX_LINE_LENGTH)
+            raise errors.LineTooLongError(command_name, longest, MAX_LINE_LENGTH)
         data = b"\n".join(lines) + b"\n"
         if data.count(b"\n") != len(lines):
-            raise LocalProtocolError(
+            raise errors.LocalProtocolError(
                 f"{command_name} cannot be sent: a line contains a newline"
             )
         if not self.is_open:
@@ -406,7 +386,7 @@ class LineConnection:
             self.close_text = text
 
     def _reject(
-        self, received: Received, error: RemoteProtocolError, now: float
+        self, received: Received, error: errors.RemoteProtocolError, now: float
     ) -> None:
         received.refused.append(error)
         self._close(CloseReason.PROTOCOL_ERROR, str(error), now)
@@ -428,40 +408,40 @@ class LineConnection:
 # -- peers that speak another protocol ------------------------------------------------
 
 
-def _find_tls(data: bytes) -> RemoteProtocolError | None:
+def _find_tls(data: bytes) -> errors.RemoteProtocolError | None:
     """Return an error if the first bytes of a connection are a TLS record."""
     if data.startswith((_TLS_HANDSHAKE, _TLS_ALERT)):
-        return RemoteProtocolError(
+        return errors.RemoteProtocolError(
             "the peer speaks TLS, and this end of the connection does not"
         )
     return None
 
 
-def _find_http(lines: Iterable[bytes]) -> RemoteProtocolError | None:
+def _find_http(lines: Iterable[bytes]) -> errors.RemoteProtocolError | None:
     """Return an error if one of the lines looks like an HTTP request line."""
     return _http_error() if any(b" HTTP/1." in line for line in lines) else None
 
 
-def _find_wrong_greeting(lines: Iterable[bytes]) -> RemoteProtocolError | None:
+def _find_wrong_greeting(lines: Iterable[bytes]) -> errors.RemoteProtocolError | None:
     """Return an error if the first line that a client receives is not SERVER."""
     first = next(filter(None, lines), None)
     if first is None or first.startswith(b"SERVER "):
         return None
     # These bytes suffice to recognise HTTP or SSH, and are too few to reveal a secret.
-    shown = excerpt(first.split(b" ")[0][:_FIRST_WORD])
-    return RemoteProtocolError(
+    shown = errors.excerpt(first.split(b" ")[0][:_FIRST_WORD])
+    return errors.RemoteProtocolError(
         f"the first line begins with '{shown}' instead of SERVER: is this the port of "
         "a replication listener?"
     )
 
 
-def _http_error() -> RemoteProtocolError:
+def _http_error() -> errors.RemoteProtocolError:
     """Return the error for a peer that speaks HTTP."""
-    return RemoteProtocolError(
+    return errors.RemoteProtocolError(
         "this is a replication listener, which does not speak HTTP"
     )
 
 
-def _no_name_error() -> RemoteProtocolError:
+def _no_name_error() -> errors.RemoteProtocolError:
     """Return the error for a command that a client must not send before NAME."""
-    return RemoteProtocolError("send NAME first: it identifies the connection")
+    return errors.RemoteProtocolError("send NAME first: it identifies the connection")

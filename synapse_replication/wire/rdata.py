@@ -26,16 +26,9 @@ from typing import TypeAlias
 from msgspec import Struct, field
 
 from synapse_replication.errors import RemoteProtocolError, UnparsableLineError
-from synapse_replication.wire.commands import (
-    BATCH,
-    Command,
-    check_name,
-    older_row,
-    parse_command_from_line,
-    parse_token,
-)
+from synapse_replication.wire import commands
 
-_BATCH = BATCH.encode()
+_BATCH = commands.BATCH.encode()
 #: The most bytes of a too long line that are parsed.
 _MAX_HEAD = 1024
 #: Tokens of at most this many digits need no range check: the largest 64-bit integer
@@ -118,7 +111,7 @@ class RefusedLine(Struct, frozen=True):
     instance_name: str | None = None
 
 
-ReceivedItem: TypeAlias = RdataGroup | InterleavedGroup | Command | RefusedLine
+ReceivedItem: TypeAlias = RdataGroup | InterleavedGroup | commands.Command | RefusedLine
 
 
 def read_lines(lines: Sequence[bytes]) -> list[ReceivedItem]:
@@ -215,31 +208,31 @@ def _interleave(known: _OpenGroup, items: list[ReceivedItem]) -> _OpenGroup:
 @lru_cache(maxsize=1024)
 def _read_name(name: bytes) -> str:
     """Decode and validate a name; valid names are cached."""
-    return check_name(name.decode())
+    return commands.check_name(name.decode())
 
 
 def _read_token(text: bytes) -> int | None:
-    return None if text == _BATCH else parse_token(text.decode())
+    return None if text == _BATCH else commands.parse_token(text.decode())
 
 
 def _read_older_row(line: bytes) -> RdataGroup | None:
     """Return the row of an RDATA line without the writer, as older peers send it."""
     try:
-        fields = older_row(line.decode().partition(" ")[2])
+        fields = commands.older_row(line.decode().partition(" ")[2])
         if fields is None:
             return None
         stream_name, instance_name, token, row = fields
         tokens = [_read_token(token.encode())]
         return RdataGroup(
-            check_name(stream_name), instance_name, tokens, [row.encode()]
+            commands.check_name(stream_name), instance_name, tokens, [row.encode()]
         )
     except ValueError:
         return None
 
 
-def _read_other_line(line: bytes, words: list[bytes]) -> Command | RefusedLine:
+def _read_other_line(line: bytes, words: list[bytes]) -> commands.Command | RefusedLine:
     try:
-        return parse_command_from_line(line.decode())
+        return commands.parse_command_from_line(line.decode())
     except UnicodeDecodeError:
         name = words[0].decode("utf-8", "replace")
         error: RemoteProtocolError = UnparsableLineError(name, "it is not UTF-8")

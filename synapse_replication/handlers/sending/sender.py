@@ -21,13 +21,7 @@ from collections.abc import Callable, Collection, Sequence
 import attrs
 
 from synapse_replication.errors import LineTooLongError
-from synapse_replication.handlers.events import (
-    CommandDropReason,
-    CommandsDropped,
-    LinksChanged,
-    RowsSent,
-    SendingFailed,
-)
+from synapse_replication.handlers import events
 from synapse_replication.handlers.interfaces import (
     Link,
     ReplicationConnection,
@@ -129,7 +123,7 @@ class CommandSender:
     def add(self, connection: ReplicationConnection) -> Link:
         """Start to send on a connection."""
         link = self.links[connection] = Link(connection)
-        self._observer.observe(LinksChanged(len(self.links)))
+        self._observer.observe(events.LinksChanged(len(self.links)))
         return link
 
     def remove(self, connection: ReplicationConnection) -> Link | None:
@@ -140,7 +134,7 @@ class CommandSender:
         link = self.links.pop(connection, None)
         self._followed.pop(connection, None)
         if link is not None:
-            self._observer.observe(LinksChanged(len(self.links)))
+            self._observer.observe(events.LinksChanged(len(self.links)))
         return link
 
     def listen_to_sending(self, listener: SendingListener) -> None:
@@ -248,7 +242,7 @@ class CommandSender:
         except Exception as error:  # noqa: BLE001 -- reported to the observer
             self._observer.failure(f"sending {command.NAME}", error)
             self._observer.observe(
-                CommandsDropped(command.NAME, CommandDropReason.FAILED, 1)
+                events.CommandsDropped(command.NAME, events.CommandDropReason.FAILED, 1)
             )
 
     def _send_of_stream(self, stream_name: str, command: Command) -> None:
@@ -372,7 +366,7 @@ class CommandSender:
         self._set_sent(stream_name, batches[-1][0])
         self._row_tokens[stream_name] = batches[-1][0]
         self._observer.observe(
-            RowsSent(stream_name, sum(len(rows) for _, rows in batches))
+            events.RowsSent(stream_name, sum(len(rows) for _, rows in batches))
         )
         if self._passive or not self.links:
             return
@@ -383,7 +377,7 @@ class CommandSender:
             except LineTooLongError:
                 self._send_batches_singly(connection, stream_name, batches)
             except Exception as error:  # noqa: BLE001 -- reported to the observer
-                self._observer.observe(SendingFailed(stream_name, error))
+                self._observer.observe(events.SendingFailed(stream_name, error))
                 self.send_to(
                     connection,
                     self._position(stream_name, batches[-1][0]),
@@ -400,7 +394,7 @@ class CommandSender:
             try:
                 connection.send_lines(RdataCommand.NAME, lines)
             except LineTooLongError as error:
-                self._observer.observe(SendingFailed(stream_name, error))
+                self._observer.observe(events.SendingFailed(stream_name, error))
                 self.send_to(connection, self._position(stream_name, batch[0]))
 
     def stream_update(
