@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import Callable
-from functools import partial
 from typing import Final
 
+import attrs
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IAddress, IConnector, IStreamClientEndpoint
 from twisted.internet.protocol import ClientFactory, ServerFactory
@@ -43,6 +43,7 @@ GROWTH: Final = 1.7
 _PROTOCOL_FAILURES: Final = (CloseReason.PEER_ERROR, CloseReason.PROTOCOL_ERROR)
 
 
+@attrs.define(eq=False, repr=False, slots=False)
 class ReplicationStreamProtocolFactory(ServerFactory):
     """Factory for the server's end of connections.
 
@@ -59,31 +60,16 @@ class ReplicationStreamProtocolFactory(ServerFactory):
 
     noisy = False
 
-    def __init__(
-        self,
-        server_name: str,
-        clock: Clock,
-        handler: ConnectionHandler,
-        observer: ReplicationObserver,
-        *,
-        limit: PendingLimit | None = None,
-        extension: ReplicationExtension | None = None,
-        max_connections: int = MAX_CONNECTIONS,
-    ) -> None:
-        self.server_name = server_name
-        self._max_connections = max_connections
+    server_name: str
+    _clock: Clock
+    _handler: ConnectionHandler
+    _observer: ReplicationObserver
+    _limit: PendingLimit | None = attrs.field(default=None, kw_only=True)
+    _extension: ReplicationExtension | None = attrs.field(default=None, kw_only=True)
+    _max_connections: int = attrs.field(default=MAX_CONNECTIONS, kw_only=True)
+
+    def __attrs_post_init__(self) -> None:
         self.connections: list[BaseReplicationStreamProtocol] = []
-        self._observer = observer
-        self._make_protocol = partial(
-            ServerReplicationStreamProtocol,
-            server_name,
-            clock,
-            handler,
-            observer,
-            self._closed,
-            limit=limit,
-            extension=extension,
-        )
         self._waiting: list[Deferred[None]] = []
 
     @override
@@ -102,7 +88,15 @@ class ReplicationStreamProtocolFactory(ServerFactory):
                 )
             )
             return None
-        protocol = self._make_protocol()
+        protocol = ServerReplicationStreamProtocol(
+            self.server_name,
+            self._clock,
+            self._handler,
+            self._observer,
+            self._closed,
+            limit=self._limit,
+            extension=self._extension,
+        )
         protocol.factory = self
         self.connections.append(protocol)
         return protocol
@@ -148,6 +142,7 @@ class ReplicationStreamProtocolFactory(ServerFactory):
                 done.callback(None)
 
 
+@attrs.define(eq=False, repr=False, slots=False)
 class DirectTcpReplicationClientFactory(ClientFactory):
     """Client factory that reconnects until :meth:`stop`.
 
@@ -170,41 +165,27 @@ class DirectTcpReplicationClientFactory(ClientFactory):
     """
 
     noisy = False
-    protocol: type[ClientReplicationStreamProtocol] = ClientReplicationStreamProtocol
+    protocol = ClientReplicationStreamProtocol
 
-    def __init__(
-        self,
-        client_name: str,
-        server_name: str,
-        clock: Clock,
-        handler: ConnectionHandler,
-        observer: ReplicationObserver,
-        jitter: Callable[[], float] = random.random,
-        *,
-        limit: PendingLimit | None = None,
-        extension: ReplicationExtension | None = None,
-    ) -> None:
-        self.client_name = client_name
-        self.server_name = server_name
+    client_name: str
+    server_name: str
+    _clock: Clock
+    _handler: ConnectionHandler
+    _observer: ReplicationObserver
+    _jitter: Callable[[], float] = random.random
+    _limit: PendingLimit | None = attrs.field(default=None, kw_only=True)
+    _extension: ReplicationExtension | None = attrs.field(default=None, kw_only=True)
+
+    def __attrs_post_init__(self) -> None:
         self.connection: BaseReplicationStreamProtocol | None = None
-        self._observer = observer
-        self._make_protocol = partial(
-            self.protocol,
-            client_name,
-            server_name,
-            clock,
-            handler,
-            observer,
-            self._closed,
-            limit=limit,
-            extension=extension,
+        self._backoff = Backoff(
+            INITIAL_DELAY, MAX_RECONNECT_DELAY, GROWTH, self._jitter
         )
-        self._backoff = Backoff(INITIAL_DELAY, MAX_RECONNECT_DELAY, GROWTH, jitter)
         self._failures = 0
         self._where = ""
         self._start_attempt: Callable[[], object] = _do_nothing
         self._cancel_attempt: Callable[[], object] = _do_nothing
-        self._retry = Timer(clock)
+        self._retry = Timer(self._clock)
         self._stopped: Deferred[None] | None = None
 
     def connect(self, endpoint: IStreamClientEndpoint, where: str = "") -> None:
@@ -254,7 +235,17 @@ class DirectTcpReplicationClientFactory(ClientFactory):
 
     @override
     def buildProtocol(self, addr: IAddress | None) -> BaseReplicationStreamProtocol:
-        protocol = self._make_protocol(label=self._label)
+        protocol = self.protocol(
+            self.client_name,
+            self.server_name,
+            self._clock,
+            self._handler,
+            self._observer,
+            self._closed,
+            limit=self._limit,
+            extension=self._extension,
+            label=self._label,
+        )
         protocol.factory = self
         self.connection = protocol
         return protocol
