@@ -270,8 +270,10 @@ class MasterConnector(ClientFactory):
         return None if self._inner is None else self._inner.getDestination()
 
 
-class _MasterQuery(ClientFactory):
+class _MasterQuery(ClientFactory, Protocol):
     """A query of one Sentinel for the master's address.
+
+    It is the protocol of its only connection, and the factory of that protocol.
 
     :ivar connector: set by the caller; cancelling ``answer`` disconnects it.
     :ivar answer: a Deferred that fires with the master's host and port.
@@ -279,41 +281,27 @@ class _MasterQuery(ClientFactory):
 
     noisy = False
     connector: IConnector
+    transport: Any
 
     def __init__(self, options: SentinelOptions) -> None:
-        self.options = options
+        self._options = options
         self.answer: Deferred[HostPort] = Deferred(
             lambda _: self.connector.disconnect()
         )
-
-    def buildProtocol(self, addr: IAddress | None) -> Protocol:
-        return _MasterQueryProtocol(self)
-
-    def clientConnectionFailed(self, connector: IConnector, reason: Failure) -> None:
-        self.failed(error_text(reason.value))
-
-    def failed(self, why: str) -> None:
-        """Fail the query, unless it has already ended."""
-        if not self.answer.called:
-            self.answer.errback(SentinelError(why))
-
-
-class _MasterQueryProtocol(Protocol):
-    """The connection of one query."""
-
-    transport: Any
-
-    def __init__(self, query: _MasterQuery) -> None:
-        self._query = query
         self._reader = ReplyReader()
         self._length = 0
-        self._waits_for_auth = False
+        self._waits_for_auth = options.password is not None
+
+    def buildProtocol(self, addr: IAddress | None) -> Protocol:
+        return self
+
+    def clientConnectionFailed(self, connector: IConnector, reason: Failure) -> None:
+        self._fail(error_text(reason.value))
 
     def connectionMade(self) -> None:
-        options = self._query.options
+        options = self._options
         data = b""
         if options.password is not None:
-            self._waits_for_auth = True
             credentials = [options.username, options.password]
             arguments = [each.encode() for each in credentials if each is not None]
             data = encode(b"AUTH", *arguments)
@@ -330,41 +318,45 @@ class _MasterQueryProtocol(Protocol):
                 self._waits_for_auth = False
                 reply = self._reader.gets()
         except InvalidData as error:
-            self._fail(f"the server does not speak the Redis protocol: {error}")
+            self._refuse(f"the server does not speak the Redis protocol: {error}")
             return
         if reply is not False:
             self._handle_reply(reply)
         elif self._length > MAX_ADDRESS_LENGTH:
-            self._fail(f"the answer is longer than {MAX_ADDRESS_LENGTH} bytes")
+            self._refuse(f"the answer is longer than {MAX_ADDRESS_LENGTH} bytes")
 
     def _handle_reply(self, reply: Any) -> None:
-        name = self._query.options.master
+        name = self._options.master
         if isinstance(reply, ResponseError):
-            self._fail(
+            self._refuse(
                 f"{safe_str(reply)}; is the server a Sentinel, and the password right?"
             )
         elif reply is None:
-            self._fail(
+            self._refuse(
                 f"the Sentinel does not monitor a master {name!r}; check `sentinel "
                 "monitor` in its configuration"
             )
         elif (address := _parse_address(reply)) is None:
-            self._fail("the answer is not a host and a port")
+            self._refuse("the answer is not a host and a port")
         else:
-            if not self._query.answer.called:
-                self._query.answer.callback(address)
+            if not self.answer.called:
+                self.answer.callback(address)
             self.transport.loseConnection()
 
-    def _fail(self, why: str) -> None:
-        password = self._query.options.password
-        if password:
+    def _refuse(self, why: str) -> None:
+        if password := self._options.password:
             # The error of a server that does not know AUTH quotes the password.
             why = why.replace(password, "***")
-        self._query.failed(why)
+        self._fail(why)
         self.transport.loseConnection()
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
-        self._query.failed(error_text(reason.value))
+        self._fail(error_text(reason.value))
+
+    def _fail(self, why: str) -> None:
+        """Fail the query, unless it has already ended."""
+        if not self.answer.called:
+            self.answer.errback(SentinelError(why))
 
 
 def _parse_address(reply: Sequence[Any]) -> HostPort | None:
