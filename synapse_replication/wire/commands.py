@@ -159,6 +159,14 @@ class Command(Struct, frozen=True):
             cls._raise_unparsable(error)
 
     @classmethod
+    def _decode(cls, decoder: msgspec.json.Decoder[Any], text: str) -> Any:
+        # The fields may be secret; the decoder's message contains paths but no values.
+        try:
+            return decoder.decode(text)
+        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+            cls._raise_unparsable(error)
+
+    @classmethod
     def _json(cls, value: Any) -> str:
         try:
             return encode_json(value).decode()
@@ -168,20 +176,6 @@ class Command(Struct, frozen=True):
     @classmethod
     def _raise_unsendable(cls, reason: object) -> NoReturn:
         raise LocalProtocolError(f"{cls.NAME} cannot be sent: {reason}") from None
-
-
-def decode_fields(
-    command: type[Command], decoder: msgspec.json.Decoder[Any], text: str
-) -> Any:
-    """Decode the fields of a command.
-
-    :raises UnparsableLineError: if they do not match the decoder's type.
-    """
-    # The fields may be secret; the decoder's message contains paths but no values.
-    try:
-        return decoder.decode(text)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-        raise UnparsableLineError(command.NAME, str(error)) from None
 
 
 def encode_text(name: str, text: str) -> bytes:
@@ -457,7 +451,7 @@ class LockReleasedCommand(Command, frozen=True):
     @classmethod
     @override
     def from_line(cls, line: str) -> LockReleasedCommand:
-        instance_name, *lock = decode_fields(cls, _LOCK_FIELDS, line)
+        instance_name, *lock = cls._decode(_LOCK_FIELDS, line)
         return cls(cls._name(instance_name), *map(cls._id, lock))
 
     @override
@@ -557,7 +551,7 @@ class UserIpCommand(Command, frozen=True):
     @override
     def from_line(cls, line: str) -> UserIpCommand:
         user_id, text = cls._words(line, 2)
-        return cls(user_id, *decode_fields(cls, _USER_IP_FIELDS, text))
+        return cls(user_id, *cls._decode(_USER_IP_FIELDS, text))
 
     @override
     def __rich_repr__(self) -> list[tuple[str, Any]]:
@@ -627,7 +621,7 @@ class InvalidateCacheCommand(Command, frozen=True):
     @override
     def from_line(cls, line: str) -> InvalidateCacheCommand:
         cache_func, text = cls._words(line, 2)
-        return cls(cache_func, decode_fields(cls, _CACHE_KEYS, text))
+        return cls(cache_func, cls._decode(_CACHE_KEYS, text))
 
     @override
     def to_line(self) -> str:
