@@ -152,19 +152,15 @@ class ReplicationExtension(SendingListener):
         self.instance_name = host.identity.instance_name
         #: This instance's epoch, which is part of each message.
         self.epoch = host.identity.instance_id
-        self._in_memory = {
-            stream.description.name
-            for stream in host.streams.get_streams_to_replicate()
-            if stream.description.held_in_memory
-        }
+        written = [
+            stream.description for stream in host.streams.get_streams_to_replicate()
+        ]
+        self._in_memory = {each.name for each in written if each.held_in_memory}
         #: Whether peers wait for what this instance writes. Every instance of a
         #: homeserver may write ``caches``, for which no reader waits.
-        self._writes = any(
-            not stream.description.announce_own_moves_only
-            for stream in host.streams.get_streams_to_replicate()
-        )
+        self._writes = not all(each.announce_own_moves_only for each in written)
         #: Whether a REPLICATE would be answered by positions.
-        self._has_positions = bool(host.streams.get_streams_to_replicate())
+        self._has_positions = bool(written)
         #: Which part of the interval of heartbeats passes before the first of many.
         self._phase = crc32(self.epoch.encode()) / 2**32
         self._followed = frozenset(host.streams.get_streams())
@@ -540,7 +536,7 @@ class ReplicationExtension(SendingListener):
     def _answer_hello(
         self, connection: ExtensionConnection, hello: ExtensionMessage, *, is_new: bool
     ) -> None:
-        """Answer a message of a peer, if it is a hello."""
+        """Answer a message of a peer by a heartbeat, if it is a hello."""
         if hello.type is not MessageType.HELLO:
             return
         # If this instance may not use such channels, it could not publish on one.
@@ -550,24 +546,14 @@ class ReplicationExtension(SendingListener):
         is_answered = is_private and hello.replicates and self._has_positions
         if is_answered:
             self._handler.excuse_request(connection)
-        if self._writes or is_answered:
-            # Answer a new epoch without delay: the peer must know the epoch of this
-            # instance before a position of a stream held in memory arrives.
-            self._answer(
-                (connection, hello.instance_name) if is_private else None,
-                at_once=is_new and bool(self._in_memory),
-            )
-
-    def _answer(
-        self, asking: tuple[ExtensionConnection, str] | None, *, at_once: bool
-    ) -> None:
-        """Send a heartbeat to an instance that asked for it; ``None`` for all."""
-        if self._has_stopped:
+        if self._has_stopped or not (self._writes or is_answered):
             return
+        asking = (connection, hello.instance_name) if is_private else None
         self._pending_answers[asking] = None
-        due = self._last_answer + HELLO_ANSWER_INTERVAL
-        wait = due - self._clock.seconds()
-        if wait <= 0 or at_once:
+        wait = self._last_answer + HELLO_ANSWER_INTERVAL - self._clock.seconds()
+        # Answer a new epoch without delay: the peer must know the epoch of this
+        # instance before a position of a stream held in memory arrives.
+        if wait <= 0 or (is_new and self._in_memory):
             self._send_answer()
         elif not self._answer_timer.is_running:
             self._answer_timer.start(wait, self._send_answer)
@@ -606,20 +592,26 @@ class ReplicationExtension(SendingListener):
         if position is not None and self._connections:
             now = self._clock.time_msec()
             self._send(self._encode_rows(now, stream_name, position), stream_name)
-        self._set_position(stream_name, batches[-1][0])
+        self.position_advanced(stream_name, batches[-1][0])
         if self._backlog is not None and self.retains(stream_name):
             self._backlog.of(stream_name).add(prev_token, batches)
 
     def position_advanced(self, stream_name: str, token: int) -> None:
-        """Record that rows were sent without the streamer, or were not sent at all.
+        """Record the token up to which rows were sent, or were not sent at all.
 
-        These rows are not retained in the backlog.
+        Only the rows that are passed to :meth:`before_rows_sent` are retained.
         """
-        self._set_position(stream_name, token)
+        position = self._positions.get(stream_name)
+        if position is None or position.token != token:
+            now = self._clock.time_msec()
+            self._positions[stream_name] = StreamPosition(token, now)
+            if not self._has_advanced:
+                self._has_advanced = True
+                self._tick_sooner()
 
     def position_sent(self, stream_name: str, prev_token: int, new_token: int) -> None:
         """Record a POSITION that was sent."""
-        self._set_position(stream_name, new_token)
+        self.position_advanced(stream_name, new_token)
         self.range_skipped(stream_name, prev_token, new_token)
 
     def range_skipped(self, stream_name: str, prev_token: int, new_token: int) -> None:
@@ -667,15 +659,6 @@ class ReplicationExtension(SendingListener):
         for connection in receivers:
             connection.send_extension([payload])
         return self._peers
-
-    def _set_position(self, stream_name: str, token: int) -> None:
-        position = self._positions.get(stream_name)
-        if position is None or position.token != token:
-            now = self._clock.time_msec()
-            self._positions[stream_name] = StreamPosition(token, now)
-            if not self._has_advanced:
-                self._has_advanced = True
-                self._tick_sooner()
 
     # -- messages ----------------------------------------------------------------------
 
