@@ -25,6 +25,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol, TypeAlias
 
+import attrs
 from twisted.internet.defer import Deferred
 
 from synapse_replication.errors import StreamConfigurationError, WaitTimeoutError
@@ -55,6 +56,7 @@ _Key: TypeAlias = "tuple[str, str | None]"
 _Check: TypeAlias = Callable[[], None]
 
 
+@attrs.define(eq=False, repr=False, slots=False)
 class ReplicationDataHandler:
     """A row sink that delivers rows, then advances streams, then wakes waiters.
 
@@ -68,20 +70,14 @@ class ReplicationDataHandler:
         from a backup, would never succeed. ``None`` for no upper bound.
     """
 
-    def __init__(
-        self,
-        streams: Mapping[str, AdvancingStream],
-        sink: RowSink,
-        clock: Clock,
-        *,
-        largest_token: LargestToken | None = None,
-    ) -> None:
-        self._streams = streams
-        self._sink = sink
-        if isinstance(sink, LateRowSink):
-            self.on_late_rdata = sink.on_late_rdata
-        self._clock = clock
-        self._largest_token = largest_token
+    _streams: Mapping[str, AdvancingStream]
+    _sink: RowSink
+    _clock: Clock
+    _largest_token: LargestToken | None = attrs.field(default=None, kw_only=True)
+
+    def __attrs_post_init__(self) -> None:
+        if isinstance(self._sink, LateRowSink):
+            self.on_late_rdata = self._sink.on_late_rdata
         #: The functions that compare positions, in the order in which they were added;
         #: see the module's docstring.
         self._checks: dict[_Key, dict[_Check, None]] = {}
@@ -90,7 +86,7 @@ class ReplicationDataHandler:
         self._compared: dict[_Key, object] = {}
         #: Which positions may have advanced since the functions were called.
         self._advanced: dict[_Key, None] = {}
-        self._timer = Timer(clock)
+        self._timer = Timer(self._clock)
 
     def on_rdata(
         self, stream_name: str, instance_name: str, token: int, rows: list[Any]

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
+import attrs
 from msgspec import Struct
 
 from synapse_replication.handlers.events import BackgroundTask, Discarded, DiscardReason
@@ -161,21 +162,18 @@ def _always(command: commands.Command) -> bool:
     return True
 
 
+@attrs.define(eq=False, repr=False, slots=False)
 class HostCommandDispatcher:
     """Delivers received commands to the host, and relays some of them.
 
     Use it in the reactor's thread only.
     """
 
-    def __init__(
-        self,
-        host: ReplicationHost,
-        observer: ReplicationObserver,
-        sender: CommandSender,
-    ) -> None:
-        self._host = host
-        self._observer = observer
-        self._sender = sender
+    _host: ReplicationHost
+    _observer: ReplicationObserver
+    _sender: CommandSender
+
+    def __attrs_post_init__(self) -> None:
         self._syncs = UserSyncDeduplicator()
         self._relayed = CopyFilter()
         self._delivered = CopyFilter()

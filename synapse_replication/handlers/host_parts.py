@@ -10,6 +10,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import attrs
 from twisted.internet.defer import Deferred, DeferredList
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.internet.task import deferLater
@@ -29,17 +30,15 @@ MAX_USERS = 100_000
 USERS_EXPIRE_AFTER = 300.0
 
 
+@attrs.define(eq=False, repr=False, slots=False)
 class ReactorClock:
     """The :class:`~synapse_replication.handlers.interfaces.Clock` of a reactor.
 
     :param wall_clock: returns the time in s since the Unix epoch.
     """
 
-    def __init__(
-        self, reactor: IReactorTime, wall_clock: Callable[[], float] = time.time
-    ) -> None:
-        self._reactor = reactor
-        self._wall_clock = wall_clock
+    _reactor: IReactorTime
+    _wall_clock: Callable[[], float] = time.time
 
     def seconds(self) -> float:
         """Return the reactor's time in s.

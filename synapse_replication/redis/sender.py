@@ -27,6 +27,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+import attrs
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IDelayedCall, IPushProducer, IReactorTime
 from zope.interface import implementer
@@ -118,6 +119,7 @@ class Coalescer:
         return pending
 
 
+@attrs.define(eq=False, repr=False, slots=False)
 @implementer(IPushProducer)
 class RedisSender:
     """Publisher of lines on channels, over the current connection.
@@ -130,19 +132,14 @@ class RedisSender:
         published.
     """
 
-    def __init__(
-        self,
-        clock: IReactorTime,
-        observer: ReplicationObserver,
-        on_lost: Callable[[int], None],
-        on_connected: Callable[[], object] | None = None,
-    ) -> None:
-        self._clock = clock
-        self._observer = observer
-        self._on_lost = on_lost
-        self._on_connected = on_connected
+    _clock: IReactorTime
+    _observer: ReplicationObserver
+    _on_lost: Callable[[int], None]
+    _on_connected: Callable[[], object] | None = None
+
+    def __attrs_post_init__(self) -> None:
         self._protocol: PublishConnection | None = None
-        self._waiting = Coalescer(clock, self.flush)
+        self._waiting = Coalescer(self._clock, self.flush)
         self._ledger = PublishLedger()
         self._flow = PublishFlowControl()
         self._when_ready: list[Callable[[], object]] = []

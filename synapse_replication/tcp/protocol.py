@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+import attrs
 from twisted.internet.address import IPv4Address, IPv6Address
 from twisted.internet.error import ConnectionDone
 from twisted.internet.interfaces import IHandshakeListener, IPushProducer, ISSLTransport
@@ -56,6 +57,7 @@ from synapse_replication.wire.rdata import ReceivedItem
 TLS_HANDSHAKE_TIMEOUT: Final = 10.0
 
 
+@attrs.define(eq=False, repr=False, slots=False)
 @implementer(IPushProducer)
 class BaseReplicationStreamProtocol(Protocol):
     """Base class of both ends of a connection.
@@ -79,35 +81,26 @@ class BaseReplicationStreamProtocol(Protocol):
     """
 
     #: A TCP, TLS or Unix transport.
-    transport: Any
-    relays: bool
+    transport: Any = attrs.field(init=False)
+    relays: bool = attrs.field(init=False)
     is_direct = True
     has_own_channel = False
     #: Always false: each peer has its own buffer, so a slow peer does not delay others.
     #: It is disconnected when its buffer is full.
     is_behind = False
 
-    def __init__(
-        self,
-        server_name: str,
-        clock: Clock,
-        handler: ConnectionHandler,
-        observer: ReplicationObserver,
-        closed: Callable[[BaseReplicationStreamProtocol], object] | None = None,
-        *,
-        limit: PendingLimit | None = None,
-        extension: ReplicationExtension | None = None,
-    ) -> None:
+    server_name: str
+    _clock: Clock
+    _handler: ConnectionHandler
+    _observer: ReplicationObserver
+    _closed: Callable[[BaseReplicationStreamProtocol], object] | None = None
+    _limit: PendingLimit | None = attrs.field(default=None, kw_only=True)
+    _extension: ReplicationExtension | None = attrs.field(default=None, kw_only=True)
+
+    def __attrs_post_init__(self) -> None:
         self.name = "unnamed"
-        self.server_name = server_name
-        self._clock = clock
-        self._handler = handler
-        self._observer = observer
-        self._closed = closed
-        self._limit = limit
-        self._extension = extension
         self._begin()
-        self._next_tick = Timer(clock)
+        self._next_tick = Timer(self._clock)
 
     def _begin(self) -> None:
         """Initialise the state of a new connection."""

@@ -44,6 +44,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 from zlib import crc32
 
+import attrs
 from msgspec.structs import replace
 
 from synapse_replication import __version__
@@ -121,6 +122,7 @@ HELLO_ANSWER_INTERVAL: Final = 0.2
 MIN_DELAY: Final = 0.01
 
 
+@attrs.define(eq=False, repr=False, slots=False)
 class ReplicationExtension(SendingListener):
     """The extension of one instance.
 
@@ -131,23 +133,15 @@ class ReplicationExtension(SendingListener):
     :param where: the location of this process, for display; without spaces.
     """
 
-    def __init__(
-        self,
-        host: ReplicationHost,
-        command_handler: ReplicationCommandHandler,
-        observer: ReplicationObserver,
-        epochs: PeerEpochs,
-        backlog: Backlog | None,
-        *,
-        where: str = "",
-    ) -> None:
-        self._host = host
-        self._clock = host.clock
-        self._handler = command_handler
-        self._observer = observer
-        self._epochs = epochs
-        self._backlog = backlog
-        self._where = where
+    _host: ReplicationHost
+    _handler: ReplicationCommandHandler
+    _observer: ReplicationObserver
+    _epochs: PeerEpochs
+    _backlog: Backlog | None
+    _where: str = attrs.field(default="", kw_only=True)
+
+    def __attrs_post_init__(self) -> None:
+        host, self._clock = self._host, self._host.clock
         #: This instance's name.
         self.instance_name = host.identity.instance_name
         #: This instance's epoch, which is part of each message.
@@ -194,17 +188,17 @@ class ReplicationExtension(SendingListener):
             type=MessageType.HEARTBEAT,
             instance_name=self.instance_name,
             epoch=self.epoch,
-            where=where,
+            where=self._where,
             version=__version__,
             time_ms=0,
             positions={},
-            has_backlog=backlog is not None,
+            has_backlog=self._backlog is not None,
             answers=self._writes,
         )
         self._encode_rows = make_rows_encoder(
             replace(self._message_template, answers=None)
         )
-        command_handler.sender.listen_to_sending(self)
+        self._handler.sender.listen_to_sending(self)
 
     # -- starting and stopping --------------------------------------------------------
 
