@@ -88,13 +88,7 @@ class PassiveRedisLink:
     ) -> None:
         self._master = RedisMaster(reactor, options, observer)
         self._factory = SubscriberFactory(
-            uuid=options.address,
-            dbid=options.dbid,
-            poolsize=1,
-            charset=None,
-            convertNumbers=False,
-            password=options.password,
-            username=options.username,
+            **options.for_factory(),
             clock=reactor,
             observer=observer,
             server_name=server_name,

@@ -68,14 +68,7 @@ class RedisReplicationLink:
         # This method is long, because it wires all parts of the link together.
         self._reactor = reactor
         common: dict[str, Any] = {
-            "uuid": options.address,
-            "dbid": options.dbid,
-            "poolsize": 1,
-            # Values are sent and received as bytes, numbers included.
-            "charset": None,
-            "convertNumbers": False,
-            "password": options.password,
-            "username": options.username,
+            **options.for_factory(),
             "replyTimeout": reply_timeout,
             "clock": reactor,
             "observer": observer,

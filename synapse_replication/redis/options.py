@@ -97,6 +97,19 @@ class RedisOptions:
             return self.path
         return f"{self.host}:{self.port}" + (" (TLS)" if self.tls else "")
 
+    def for_factory(self) -> dict[str, Any]:
+        """Return the arguments for txredisapi's factories."""
+        return {
+            "uuid": self.address,
+            "dbid": self.dbid,
+            "poolsize": 1,
+            # Values are sent and received as bytes, numbers included.
+            "charset": None,
+            "convertNumbers": False,
+            "password": self.password,
+            "username": self.username,
+        }
+
     def connect(
         self, reactor: Any, factory: ClientFactory, timeout: float = CONNECT_TIMEOUT
     ) -> IConnector:
