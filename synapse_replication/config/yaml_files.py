@@ -36,17 +36,6 @@ KeyPath: TypeAlias = tuple[str | int, ...]
 """The path of a value: keys of mappings, and indices of lists from 0."""
 
 
-class SourceLocation(Struct, frozen=True):
-    """The source location of a key, or of an item of a list.
-
-    :ivar file: the file name as it was given.
-    :ivar line: the line, from 1.
-    """
-
-    file: str
-    line: int
-
-
 def dotted(path: KeyPath) -> str:
     """Return a path as text, for instance ``listeners[0].port``."""
     text = ""
@@ -86,13 +75,14 @@ class MergedFiles(Struct, frozen=True):
     :ivar files: the given files, and those of the given folders, in order; also files
         that cannot be read.
     :ivar values: the merged mapping.
-    :ivar locations: the source locations of keys and list items, by their paths.
+    :ivar locations: the file, as it was given, and the line (from 1) of each key and
+        list item, by its path.
     :ivar problems: the problems that were reported.
     """
 
     files: Sequence[str]
     values: Mapping[str, Any]
-    locations: Mapping[KeyPath, SourceLocation]
+    locations: Mapping[KeyPath, tuple[str, int]]
     problems: list[ConfigProblem] = field(default_factory=list)
 
     def report(self, path: KeyPath, problem: str, hint: str) -> None:
@@ -106,9 +96,9 @@ class MergedFiles(Struct, frozen=True):
         key or list item. If there is none, the problem names all files.
         """
         for length in range(len(path), 0, -1):
-            at = self.locations.get(path[:length])
-            if at is not None:
-                return ConfigProblem(at.file, dotted(path), problem, hint, at.line)
+            if path[:length] in self.locations:
+                file, line = self.locations[path[:length]]
+                return ConfigProblem(file, dotted(path), problem, hint, line)
         return ConfigProblem(", ".join(self.files), dotted(path), problem, hint)
 
     def failed_keys(self) -> set[str]:
@@ -126,7 +116,7 @@ def read_files(paths: Sequence[str]) -> MergedFiles:
     """
     problems: list[ConfigProblem] = []
     values: dict[str, Any] = {}
-    locations: dict[KeyPath, SourceLocation] = {}
+    locations: dict[KeyPath, tuple[str, int]] = {}
     files = _expand(paths, problems)
     for file in files:
         try:
@@ -135,7 +125,6 @@ def read_files(paths: Sequence[str]) -> MergedFiles:
             problems += error.problems
             continue
         for key, value in content.items():
-            mine = {path: line for path, line in lines.items() if path[0] == key}
             old = values.get(key)
             if key == OWN_SECTION and isinstance(value, dict) and isinstance(old, dict):
                 values[key] = {**old, **value}
@@ -144,16 +133,14 @@ def read_files(paths: Sequence[str]) -> MergedFiles:
                 values[key] = value
                 replaced = {(key,)}
             locations = {
-                path: at for path, at in locations.items() if not _below(path, replaced)
+                path: at
+                for path, at in locations.items()
+                if replaced.isdisjoint((path[:1], path[:2]))
             }
-            locations.update(
-                (path, SourceLocation(file, line)) for path, line in mine.items()
-            )
+            locations |= {
+                path: (file, line) for path, line in lines.items() if path[0] == key
+            }
     return MergedFiles(tuple(files), values, locations, problems)
-
-
-def _below(path: KeyPath, roots: set[KeyPath]) -> bool:
-    return path[:1] in roots or path[:2] in roots
 
 
 def _expand(paths: Sequence[str], problems: list[ConfigProblem]) -> list[str]:
