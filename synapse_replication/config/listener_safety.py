@@ -20,8 +20,8 @@ _OR_ELSE = (
     "or set allow_unprotected_listeners if no untrusted client can reach the listener"
 )
 
-
-_ALL_RESOURCES = frozenset({"replication", "health", "metrics"})
+#: The resources of HTTP listeners that this package serves. It ignores all others.
+OUR_RESOURCES = frozenset({"replication", "health", "metrics"})
 
 
 @attrs.frozen
@@ -38,7 +38,7 @@ class Listener:
     port: int | None = None
     path: str | None = None
     addresses: tuple[str, ...] = ("127.0.0.1",)
-    resources: frozenset[str] = _ALL_RESOURCES
+    resources: frozenset[str] = OUR_RESOURCES
     direct_tcp: bool = False
     tls: bool = False
 

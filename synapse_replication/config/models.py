@@ -19,13 +19,11 @@ from typing import Annotated, Any
 from msgspec import Meta, field
 
 from synapse_replication.config import sections
+from synapse_replication.config.listener_safety import OUR_RESOURCES, Listener
 from synapse_replication.config.own_section import OwnSection
 from synapse_replication.config.yaml_files import did_you_mean, hint_for
 from synapse_replication.http.location import InstanceLocation
 
-#: The resources of HTTP listeners that this package serves. It ignores all others,
-#: except that a name similar to one of these is an error.
-OUR_RESOURCES = ("health", "metrics", "replication")
 LISTENER_TYPES = ("http", "metrics", "replication", "manhole")
 
 
@@ -138,6 +136,7 @@ class ResourceSection(sections.Section, frozen=True):
     names: list[str]
 
     def __post_init__(self) -> None:
+        # A name that is similar to one of ours is an error.
         for name in self.names:
             meant = did_you_mean(name, OUR_RESOURCES)
             if name not in OUR_RESOURCES and meant is not None:
@@ -179,20 +178,20 @@ class ListenerSection(sections.Section, frozen=True):
                 "write port: 9093, or path: /run/synapse/main.sock",
             )
 
-    @property
-    def addresses(self) -> list[str]:
-        """Addresses to listen on; all IPv4 addresses if none is configured."""
-        if self.bind_addresses:
-            return self.bind_addresses
-        return [self.bind_address] if self.bind_address else ["0.0.0.0"]
+    def to_listener(self) -> Listener:
+        """Return the listener, with the resources that this package can serve.
 
-    @property
-    def resource_names(self) -> frozenset[str]:
-        """Names of the listener's resources that this package can serve."""
-        if self.type == "metrics":
-            return frozenset({"metrics"})
+        It listens on all IPv4 addresses if none is configured.
+        """
         names = {name for section in self.resources for name in section.names}
-        return frozenset(names.intersection(OUR_RESOURCES))
+        return Listener(
+            self.port,
+            self.path,
+            tuple(self.bind_addresses or [self.bind_address or "0.0.0.0"]),
+            frozenset({"metrics"} if self.type == "metrics" else names & OUR_RESOURCES),
+            self.type == "replication",
+            self.tls,
+        )
 
 
 class SharedFile(sections.Section, frozen=True):

@@ -18,8 +18,7 @@ from msgspec.structs import asdict
 from typing_extensions import override
 
 from synapse_replication.config import deployment, sanity
-from synapse_replication.config.listener_safety import Listener
-from synapse_replication.config.models import ListenerSection, SharedFile
+from synapse_replication.config.models import SharedFile
 from synapse_replication.config.own_section import FactorySection, OwnSection
 from synapse_replication.config.redis import read_redis
 from synapse_replication.config.replication_options import ReplicationOptions
@@ -134,7 +133,7 @@ class _Checks:
         self._is_worker = purpose is Purpose.WORKER
         self._listeners_key = "worker_listeners" if self._is_worker else "listeners"
         sections = shared.worker_listeners if self._is_worker else shared.listeners
-        self._listeners = list(map(_listener, sections))
+        self._listeners = [section.to_listener() for section in sections]
         #: Those with a resource of this package, by their index.
         self._served = {
             index: listener
@@ -365,14 +364,3 @@ def _can_export() -> bool:
         return importlib.util.find_spec(EXPORTER) is not None
     except ModuleNotFoundError:
         return False
-
-
-def _listener(section: ListenerSection) -> Listener:
-    return Listener(
-        section.port,
-        section.path,
-        tuple(section.addresses),
-        section.resource_names,
-        section.type == "replication",
-        section.tls,
-    )

@@ -71,7 +71,7 @@ class SectionTests(SynchronousTestCase):
 
     def test_listener(self) -> None:
         """A listener has its addresses, and only the resources of this project."""
-        listener = read(
+        section = read(
             ListenerSection,
             {
                 "type": "http",
@@ -80,8 +80,9 @@ class SectionTests(SynchronousTestCase):
                 "resources": [{"names": ["client", "health"]}, {"names": "metrics"}],
             },
         )
-        self.assertEqual(listener.addresses, ["::1"])
-        self.assertEqual(listener.resource_names, {"health", "metrics"})
-        everywhere = ListenerSection(type="metrics", port=1)
-        self.assertEqual(everywhere.addresses, ["0.0.0.0"])
-        self.assertEqual(everywhere.resource_names, {"metrics"})
+        listener = section.to_listener()
+        self.assertEqual(listener.addresses, ("::1",))
+        self.assertEqual(listener.resources, {"health", "metrics"})
+        everywhere = ListenerSection(type="metrics", port=1).to_listener()
+        self.assertEqual(everywhere.addresses, ("0.0.0.0",))
+        self.assertEqual(everywhere.resources, {"metrics"})
