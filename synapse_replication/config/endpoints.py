@@ -87,10 +87,9 @@ def _client_verifying_endpoint(
         listener_private_key_file=privateKey,
         client_ca_file=caCertsDir,
     )
-    endpoint: Any = endpoints.SSL4ServerEndpoint(  # type: ignore[no-untyped-call]
+    return endpoints.SSL4ServerEndpoint(  # type: ignore[no-untyped-call]
         reactor, int(port), files.for_listening(), int(backlog), interface
     )
-    return cast(IStreamServerEndpoint, endpoint)
 
 
 def _bad_description(
