@@ -42,8 +42,6 @@ _log = Logger()
 
 #: The interval of the checks, in s.
 LOSS_CHECK_INTERVAL: Final = 5.0
-#: How long a committed row may wait for its announcement by default, in s.
-PATIENCE: Final = 30.0
 #: The most tokens of a writer and table that one check reads.
 MAX_SCANNED: Final = 10_000
 #: The most waiting or lost tokens of a writer that are stored; further ones are only
@@ -104,10 +102,6 @@ class _Writer:
     position: int | None = None
     lost: set[int] = attrs.Factory(set)
 
-    def is_due(self) -> bool:
-        """Return whether something is to be verified."""
-        return self.bound is not None and self.bound > self.ledger.verified
-
 
 @attrs.frozen
 class _Read:
@@ -143,7 +137,7 @@ class LossMeter(ReplicationObserver):
     _observer: ReplicationObserver
     _report: Callable[[LossFinding], object]
     _links_down: int = attrs.field(default=1, alias="links", kw_only=True)
-    _patience: float = attrs.field(default=PATIENCE, kw_only=True)
+    _patience: float = attrs.field(kw_only=True)
 
     def __attrs_post_init__(self) -> None:
         self._has_found_tables = False
@@ -267,7 +261,8 @@ class LossMeter(ReplicationObserver):
             key: (writer.ledger.verified, writer.bound)
             for key, writer in self._writers.items()
             if link_losses == self._link_losses_at_baseline
-            and writer.is_due()
+            and writer.bound is not None
+            and writer.bound > writer.ledger.verified
             and self._is_alone(key)
         }
         self._database.transact(
@@ -287,7 +282,7 @@ class LossMeter(ReplicationObserver):
         if self._is_running:
             self._timer.start(LOSS_CHECK_INTERVAL, self._check)
 
-    def _read(self, txn: Any, ranges: Mapping[Key, tuple[int, Any]]) -> _Read:
+    def _read(self, txn: Any, ranges: Mapping[Key, tuple[int, int]]) -> _Read:
         txn.execute("SET TRANSACTION READ ONLY")
         streams = self._streams
         if not self._has_found_tables:
