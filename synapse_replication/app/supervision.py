@@ -233,19 +233,16 @@ class SystemdNotifier:
         return [f"EXTEND_TIMEOUT_USEC={int(EXTEND_BY * 1_000_000)}"]
 
 
-#: Attributes of :class:`ProcessConfig` that are not settings.
-_NOT_SETTINGS = frozenset({"files", "warnings"})
-
-
 def needs_restart(old: ProcessConfig, new: ProcessConfig) -> list[str]:
     """Return the changed keys that take effect only after a restart of the process."""
-    applied = {"log_level"}
+    # The files and the warnings are not settings.
+    applied = {"log_level", "files", "warnings"}
     if (old.backlog is None) == (new.backlog is None):
         applied.add("backlog")
     return [
         old.key_of(field.name)
         for field in attrs.fields(type(old))
-        if field.name not in applied | _NOT_SETTINGS
+        if field.name not in applied
         and getattr(old, field.name) != getattr(new, field.name)
     ]
 
