@@ -12,6 +12,7 @@ in tasks.
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -146,11 +147,7 @@ class Snapshot:
 
         :return: ARCHIVED_ROWS_SCHEMA.
         """
-        tables = self.columns
-
-        def convert(file: ArchivedFile, batch: pa.RecordBatch) -> pa.RecordBatch:
-            return to_json_rows(tables[file.table_name], batch)
-
+        convert = functools.partial(_to_json_rows, self.columns)
         files = [file for file in self.files if file.table_name in streams]
         token = pc.field("stream_id")
         within = (token >= pa.scalar(first)) & (token <= pa.scalar(last))
@@ -229,11 +226,13 @@ def bounds_of(files: Iterable[ArchivedFile]) -> tuple[int, int]:
     return min(low for low, _ in tokens), max(high for _, high in tokens)
 
 
-def to_json_rows(table: DatabaseTable, batch: pa.RecordBatch) -> pa.RecordBatch:
+def _to_json_rows(
+    tables: Mapping[str, DatabaseTable], file: ArchivedFile, batch: pa.RecordBatch
+) -> pa.RecordBatch:
     """Convert typed rows to rows as on the wire, with ARCHIVED_ROWS_SCHEMA."""
     found = {
-        "stream": pa.repeat(pa.scalar(table.name), batch.num_rows),
-        "row": json_rows(table, batch),
+        "stream": pa.repeat(pa.scalar(file.table_name), batch.num_rows),
+        "row": json_rows(tables[file.table_name], batch),
     }
     return pa.RecordBatch.from_arrays(
         [
