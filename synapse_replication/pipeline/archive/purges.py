@@ -15,7 +15,7 @@ from __future__ import annotations
 import datetime
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import attrs
 import pyarrow as pa
@@ -33,10 +33,8 @@ from synapse_replication.pipeline.archive.log import (
     read_state,
 )
 from synapse_replication.pipeline.archive.store import ArchiveStore, storage_error_text
+from synapse_replication.pipeline.progress import JobProgress
 from synapse_replication.pipeline.schemas import DAY
-
-if TYPE_CHECKING:
-    from synapse_replication.pipeline.progress import JobProgress
 
 #: The maximum number of attempts to purge a table. An attempt fails if, for instance,
 #: the Spark driver of an archive job changes the files of the old days meanwhile.
