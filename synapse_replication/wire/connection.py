@@ -85,6 +85,10 @@ _HTTP_WORDS: Final = frozenset(
 )
 #: The first bytes of a TLS handshake record and of a TLS alert record.
 _TLS_HANDSHAKE, _TLS_ALERT = b"\x16\x03", b"\x15\x03"
+#: Reasons to close a connection.
+_TLS: Final = "the peer speaks TLS, and this end of the connection does not"
+_HTTP: Final = "this is a replication listener, which does not speak HTTP"
+_NO_NAME: Final = "send NAME first: it identifies the connection"
 
 
 class ConnectionState(enum.Enum):
@@ -170,8 +174,8 @@ class LineConnection:
         self._times.last_received = now
         if self._line_start is None:
             self._line_start = b""
-            if (tls := _find_tls(data)) is not None:
-                self._reject(received, tls, now)
+            if data.startswith((_TLS_HANDSHAKE, _TLS_ALERT)):
+                self._reject_because(received, _TLS, now)
                 return received
         if self._line_start:
             data = self._line_start + data
@@ -183,14 +187,14 @@ class LineConnection:
                 _find_http(lines) if self._is_server else _find_wrong_greeting(lines)
             )
             if wrong is not None:
-                self._reject(received, wrong, now)
+                self._reject_because(received, wrong, now)
         if self._speaks_extension and LINE_PREFIX in data:
             self._receive_with_extension(lines, received, now)
         else:
             self._receive_items(rdata.read_lines(lines), received, now)
         if too_long and self.is_open:
             text = f"line is longer than {MAX_LINE_LENGTH} bytes"
-            self._reject(received, errors.RemoteProtocolError(text), now)
+            self._reject_because(received, text, now)
         return received
 
     def _receive_with_extension(
@@ -217,7 +221,7 @@ class LineConnection:
                 return
             if isinstance(item, (rdata.RdataGroup, rdata.InterleavedGroup)):
                 if self._needs_name("RDATA"):
-                    self._reject(received, _no_name_error(), now)
+                    self._reject_because(received, _NO_NAME, now)
                     return
                 received.counts["RDATA"] += len(item.rows)
                 received.items.append(item)
@@ -226,9 +230,9 @@ class LineConnection:
                     # A newer peer may send commands that are unknown here: skip them.
                     name = item.error.command_name
                     if name.upper() in _HTTP_WORDS:
-                        self._reject(received, _http_error(), now)
+                        self._reject_because(received, _HTTP, now)
                     elif self._needs_name(name):
-                        self._reject(received, _no_name_error(), now)
+                        self._reject_because(received, _NO_NAME, now)
                     else:
                         received.refused.append(item.error)
                 else:
@@ -258,7 +262,7 @@ class LineConnection:
         name = command.NAME
         received.counts[name] += 1
         if self._needs_name(name):
-            self._reject(received, _no_name_error(), now)
+            self._reject_because(received, _NO_NAME, now)
             return
         if name not in self._allowed:
             self._reject(received, errors.ForbiddenCommandError(name), now)
@@ -278,7 +282,7 @@ class LineConnection:
                     f"wrong server: this is '{errors.excerpt(command.data)}', "
                     f"but '{self._server_name}' was expected"
                 )
-                self._reject(received, errors.RemoteProtocolError(text), now)
+                self._reject_because(received, text, now)
             case commands.ErrorCommand():
                 # Stock peers quote unparsable lines, which may contain secrets.
                 text = errors.excerpt(without_lines(command.data))
@@ -385,6 +389,9 @@ class LineConnection:
             self.close_reason = CloseReason.CLEAN if clean else CloseReason.LOST
             self.close_text = text
 
+    def _reject_because(self, received: Received, text: str, now: float) -> None:
+        self._reject(received, errors.RemoteProtocolError(text), now)
+
     def _reject(
         self, received: Received, error: errors.RemoteProtocolError, now: float
     ) -> None:
@@ -408,40 +415,19 @@ class LineConnection:
 # -- peers that speak another protocol ------------------------------------------------
 
 
-def _find_tls(data: bytes) -> errors.RemoteProtocolError | None:
-    """Return an error if the first bytes of a connection are a TLS record."""
-    if data.startswith((_TLS_HANDSHAKE, _TLS_ALERT)):
-        return errors.RemoteProtocolError(
-            "the peer speaks TLS, and this end of the connection does not"
-        )
-    return None
+def _find_http(lines: Iterable[bytes]) -> str | None:
+    """Return a reason to reject lines of which one looks like an HTTP request line."""
+    return _HTTP if any(b" HTTP/1." in line for line in lines) else None
 
 
-def _find_http(lines: Iterable[bytes]) -> errors.RemoteProtocolError | None:
-    """Return an error if one of the lines looks like an HTTP request line."""
-    return _http_error() if any(b" HTTP/1." in line for line in lines) else None
-
-
-def _find_wrong_greeting(lines: Iterable[bytes]) -> errors.RemoteProtocolError | None:
-    """Return an error if the first line that a client receives is not SERVER."""
+def _find_wrong_greeting(lines: Iterable[bytes]) -> str | None:
+    """Return a reason to reject lines if the first one for a client is not SERVER."""
     first = next(filter(None, lines), None)
     if first is None or first.startswith(b"SERVER "):
         return None
     # These bytes suffice to recognise HTTP or SSH, and are too few to reveal a secret.
     shown = errors.excerpt(first.split(b" ")[0][:_FIRST_WORD])
-    return errors.RemoteProtocolError(
+    return (
         f"the first line begins with '{shown}' instead of SERVER: is this the port of "
         "a replication listener?"
     )
-
-
-def _http_error() -> errors.RemoteProtocolError:
-    """Return the error for a peer that speaks HTTP."""
-    return errors.RemoteProtocolError(
-        "this is a replication listener, which does not speak HTTP"
-    )
-
-
-def _no_name_error() -> errors.RemoteProtocolError:
-    """Return the error for a command that a client must not send before NAME."""
-    return errors.RemoteProtocolError("send NAME first: it identifies the connection")
