@@ -107,7 +107,6 @@ class RedisConnectionMixin:
         self._reader = self.factory.reader_factory()
 
     def _explain(self, why: Failure, established: bool) -> str:
-        assert why.value is not None
         text = explain(why.value)
         if established or self._has_received or text.startswith("TLS: "):
             return text
@@ -355,7 +354,6 @@ class SynapseRedisFactory(txredisapi.RedisFactory):  # type: ignore[misc]
 
     @override
     def clientConnectionFailed(self, connector: IConnector, reason: Failure) -> None:
-        assert reason.value is not None
         self._why = explain(reason.value)
         self._failed = True
         self._reconnect(connector)

@@ -262,7 +262,6 @@ class DirectTcpReplicationClientFactory(ClientFactory):
 
     def _failed(self, reason: Failure) -> None:
         if self._stopped is None:
-            assert reason.value is not None
             self._schedule_retry(explain(reason.value))
 
     def _closed(self, protocol: BaseReplicationStreamProtocol) -> None:

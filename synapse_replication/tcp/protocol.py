@@ -164,7 +164,7 @@ class BaseReplicationStreamProtocol(Protocol):
     @override
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         self._connection.connection_lost(
-            isinstance(reason.value, ConnectionDone), _explain(reason)
+            isinstance(reason.value, ConnectionDone), explain(reason.value)
         )
         self._next_tick.stop()
         if self.is_established:
@@ -341,7 +341,7 @@ class ServerReplicationStreamProtocol(BaseReplicationStreamProtocol):
     @override
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         if self._handshake.is_running and not isinstance(reason.value, ConnectionDone):
-            self._report_handshake_failure(_explain(reason))
+            self._report_handshake_failure(explain(reason.value))
         self._handshake.stop()
         super().connectionLost(reason)
 
@@ -357,11 +357,6 @@ class ServerReplicationStreamProtocol(BaseReplicationStreamProtocol):
         self._observer.observe(
             LineRefused(f"the TLS client {host}", RemoteProtocolError(reason))
         )
-
-
-def _explain(reason: Failure) -> str:
-    assert reason.value is not None
-    return explain(reason.value)
 
 
 class ClientReplicationStreamProtocol(BaseReplicationStreamProtocol):

@@ -49,8 +49,11 @@ def error_text(error: BaseException | None) -> str:
     return text or type(error).__name__
 
 
-def explain(error: BaseException) -> str:
-    """Return the text of a connection error, with the meaning of common TLS errors."""
+def explain(error: BaseException | None) -> str:
+    """Return the text of a connection error, with the meaning of common TLS errors.
+
+    :param error: as for :func:`error_text`.
+    """
     if isinstance(error, VerificationError):
         wanted = ", ".join(_show(e.mismatched_id) for e in error.errors)
         return (
