@@ -167,15 +167,11 @@ class Command(Struct, frozen=True):
             cls._raise_unparsable(error)
 
     @classmethod
-    def _json(cls, value: Any) -> str:
+    def _json(cls, value: Any) -> bytes:
         try:
-            return encode_json(value).decode()
+            return encode_json(value)
         except ValueError as error:
-            cls._raise_unsendable(error)
-
-    @classmethod
-    def _raise_unsendable(cls, reason: object) -> NoReturn:
-        raise LocalProtocolError(f"{cls.NAME} cannot be sent: {reason}") from None
+            raise LocalProtocolError(f"{cls.NAME} cannot be sent: {error}") from None
 
 
 def encode_text(name: str, text: str) -> bytes:
@@ -368,15 +364,13 @@ class RdataCommand(Command, frozen=True):
     @override
     def to_line(self) -> str:
         token = BATCH if self.token is None else self.token
-        return f"{self.stream_name} {self.instance_name} {token} {self._json(self.row)}"
+        text = self._json(self.row).decode()
+        return f"{self.stream_name} {self.instance_name} {token} {text}"
 
     @override
     def encode(self) -> bytes:
         head = _rdata_head(self.stream_name, self.instance_name)
-        try:
-            text = encode_json(self.row)
-        except ValueError as error:
-            self._raise_unsendable(error)
+        text = self._json(self.row)
         if self.token is None:
             return b"%bbatch %b" % (head, text)
         return b"%b%d %b" % (head, self.token, text)
@@ -456,7 +450,7 @@ class LockReleasedCommand(Command, frozen=True):
 
     @override
     def to_line(self) -> str:
-        return self._json(astuple(self))
+        return self._json(astuple(self)).decode()
 
 
 _LOCK_FIELDS = msgspec.json.Decoder(tuple[str, str, str])
@@ -568,7 +562,7 @@ class UserIpCommand(Command, frozen=True):
     @override
     def to_line(self) -> str:
         user_id, *fields = astuple(self)
-        return f"{user_id} {self._json(fields)}"
+        return f"{user_id} {self._json(fields).decode()}"
 
     @classmethod
     @override
@@ -625,7 +619,7 @@ class InvalidateCacheCommand(Command, frozen=True):
 
     @override
     def to_line(self) -> str:
-        return f"{self.cache_func} {self._json(self.keys)}"
+        return f"{self.cache_func} {self._json(self.keys).decode()}"
 
 
 #: Every command, by name.
