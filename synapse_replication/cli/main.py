@@ -24,15 +24,7 @@ import click
 from typing_extensions import override
 
 from synapse_replication import __version__
-from synapse_replication.cli.common import (
-    command,
-    config_option,
-    exit_with_problems,
-    fail,
-    get_reactor,
-    load_or_exit,
-    log_option,
-)
+from synapse_replication.cli import common
 from synapse_replication.errors import ConfigError, ConfigProblem, ReplicationError
 from synapse_replication.wire.commands import COMMANDS
 
@@ -109,9 +101,9 @@ def cli() -> None:
     """Replicate streams of rows between the instances of a homeserver."""
 
 
-@command("main", "main -c homeserver.yaml", group=cli)
-@config_option
-@log_option
+@common.command("main", "main -c homeserver.yaml", group=cli)
+@common.config_option
+@common.log_option
 def main_command(config_paths: tuple[str, ...], log_json: bool) -> None:
     """Run a main process until SIGTERM or SIGINT. SIGHUP reloads the configuration."""
     from synapse_replication.config.process import Purpose
@@ -119,9 +111,11 @@ def main_command(config_paths: tuple[str, ...], log_json: bool) -> None:
     _run(config_paths, Purpose.MAIN, log_json)
 
 
-@command("worker", "worker -c homeserver.yaml -c workers/writer1.yaml", group=cli)
-@config_option
-@log_option
+@common.command(
+    "worker", "worker -c homeserver.yaml -c workers/writer1.yaml", group=cli
+)
+@common.config_option
+@common.log_option
 def worker_command(config_paths: tuple[str, ...], log_json: bool) -> None:
     """Run a worker until SIGTERM or SIGINT. SIGHUP reloads the configuration."""
     from synapse_replication.config.process import Purpose
@@ -146,18 +140,18 @@ def _run(paths: Sequence[str], purpose: Purpose, log_json: bool) -> NoReturn:
 
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if most != resource.RLIM_INFINITY and most < MIN_FILES:
-        fail(
+        common.fail(
             f"synapse-replication: this process may open only {most} files; raise the "
             f"limit of open files (ulimit -n, or LimitNOFILE=) to {MIN_FILES} or more",
             1,
         )
-    config = load_or_exit(paths, purpose)
+    config = common.load_or_exit(paths, purpose)
     try:
         from synapse_replication.app.service import make_process
     except ModuleNotFoundError as error:
         if error.name != "psycopg2":
             raise
-        fail(
+        common.fail(
             "synapse-replication: the PostgreSQL driver is missing; install "
             "synapse_replication[postgres-binary], or your system's psycopg2",
             1,
@@ -166,7 +160,7 @@ def _run(paths: Sequence[str], purpose: Purpose, log_json: bool) -> NoReturn:
     set_log_level = start_logging(
         LogFile(sys.stderr), config.log_level, as_json=log_json
     )
-    reactor = get_reactor()
+    reactor = common.get_reactor()
     # Search them no more.
     gc.freeze()
     gc.set_threshold(*thresholds)
@@ -182,15 +176,15 @@ def _run(paths: Sequence[str], purpose: Purpose, log_json: bool) -> NoReturn:
     sys.exit(run_service(reactor, make))
 
 
-@command(
+@common.command(
     "check-config", "check-config -c homeserver.yaml -c workers/writer1.yaml", group=cli
 )
-@config_option
+@common.config_option
 def check_config_command(config_paths: tuple[str, ...]) -> None:
     """Check the configuration and report its problems, without starting anything."""
-    config = load_or_exit(config_paths, None)
+    config = common.load_or_exit(config_paths, None)
     if problems := _find_startup_problems(config):
-        exit_with_problems(ConfigError(problems))
+        common.exit_with_problems(ConfigError(problems))
     role = "main process" if config.is_main else f"worker {config.instance_name}"
     click.echo(f"{config.server_name}, {role}: the configuration is valid.")
     for name, value in describe(config):
@@ -207,7 +201,7 @@ def _find_startup_problems(config: ProcessConfig) -> list[ConfigProblem]:
     from synapse_replication.app.modules import load_factories
     from synapse_replication.config.endpoints import client_endpoint, server_endpoint
 
-    reactor = get_reactor()
+    reactor = common.get_reactor()
     checks: list[Callable[[], object]] = [lambda: load_factories(config)]
     for make, descriptions in (
         (client_endpoint, config.tcp_connect),
@@ -264,14 +258,14 @@ def describe(config: ProcessConfig) -> list[tuple[str, str]]:
     return facts
 
 
-@command(
+@common.command(
     "follow",
     "follow -c homeserver.yaml --stream events --command RDATA",
     "follow -c homeserver.yaml --json | jq .command",
     "follow -c homeserver.yaml --verify",
     group=cli,
 )
-@config_option
+@common.config_option
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object per line.")
 @click.option(
     "--stream",
@@ -329,10 +323,10 @@ def follow_command(
     from synapse_replication.cli.follow import Filters, make_follower
     from synapse_replication.config.process import Purpose
 
-    config = load_or_exit(config_paths, Purpose.FOLLOW)
+    config = common.load_or_exit(config_paths, Purpose.FOLLOW)
     check_streams(streams, config)
     start_logging(sys.stderr)
-    reactor = get_reactor()
+    reactor = common.get_reactor()
     if verify:
         from synapse_replication.cli.verify import make_meter
 
@@ -360,7 +354,7 @@ def main() -> NoReturn:
         cli(standalone_mode=True)
     except (ReplicationError, OSError) as error:
         # For instance, a file cannot be read, or the output cannot be written.
-        fail(f"synapse-replication: {error}", 1)
+        common.fail(f"synapse-replication: {error}", 1)
     sys.exit(0)
 
 

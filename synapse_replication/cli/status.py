@@ -29,13 +29,7 @@ from twisted.python.failure import Failure
 from typing_extensions import override
 
 from synapse_replication.app.status_page import PageVerdict, duration, judge
-from synapse_replication.cli.common import (
-    command,
-    config_option,
-    fail,
-    get_reactor,
-    load_or_exit,
-)
+from synapse_replication.cli import common
 from synapse_replication.config.process import Purpose
 from synapse_replication.errors import ReplicationError
 from synapse_replication.http.agent import make_agent
@@ -241,8 +235,10 @@ def _writers(deployment: DeploymentStatus) -> Table:
     return table
 
 
-@command("status", "status -c homeserver.yaml", "status -c homeserver.yaml --watch")
-@config_option
+@common.command(
+    "status", "status -c homeserver.yaml", "status -c homeserver.yaml --watch"
+)
+@common.config_option
 @click.option("--watch", is_flag=True, help="Update the display until Ctrl-C.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object per update.")
 def status_command(
@@ -251,15 +247,15 @@ def status_command(
     """Print the status of a deployment. Exit status 1 if there is a problem."""
     from synapse_replication.app.service_runner import run_service, start_logging
 
-    config = load_or_exit(config_paths, Purpose.FOLLOW)
+    config = common.load_or_exit(config_paths, Purpose.FOLLOW)
     names = tuple(sorted(config.instances))
     if not names:
-        fail(
+        common.fail(
             "synapse-replication: instance_map is empty; add the processes and the "
             "addresses of their replication listeners"
         )
     start_logging(sys.stderr, "warn")
-    reactor = get_reactor()
+    reactor = common.get_reactor()
     agent, pool = make_agent(reactor, config.instances, config.tls.for_connecting)
     client = HttpCatchUpClient(agent, config.instances, config.secret, reactor)
     console = Console()

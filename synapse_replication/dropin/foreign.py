@@ -18,13 +18,7 @@ from synapse_replication.dropin.observer import observer_of
 from synapse_replication.handlers.handler import ReplicationCommandHandler
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.handlers.redaction import without_secrets
-from synapse_replication.wire import commands
-from synapse_replication.wire.rdata import (
-    InterleavedGroup,
-    RdataGroup,
-    ReceivedItem,
-    RefusedLine,
-)
+from synapse_replication.wire import commands, rdata
 
 if TYPE_CHECKING:
     from synapse_replication.handlers.interfaces import (
@@ -92,25 +86,25 @@ class ForeignHandler:
         """Do nothing: this handler never pauses."""
 
     def received(
-        self, connection: ReplicationConnection, items: Sequence[ReceivedItem]
+        self, connection: ReplicationConnection, items: Sequence[rdata.ReceivedItem]
     ) -> None:
         """Dispatch each row and command to the host's handler.
 
         A refused line closes a direct TCP connection; over Redis, it is ignored.
         """
         for item in items:
-            if isinstance(item, RefusedLine):
+            if isinstance(item, rdata.RefusedLine):
                 connection.close_with_error(str(item.error))
-            elif isinstance(item, RdataGroup):
+            elif isinstance(item, rdata.RdataGroup):
                 self._dispatch_rows(connection, item)
-            elif isinstance(item, InterleavedGroup):
+            elif isinstance(item, rdata.InterleavedGroup):
                 for group in item.groups():
                     self._dispatch_rows(connection, group)
             else:
                 self._dispatch(connection, item.NAME, item.encode(), item)
 
     def _dispatch_rows(
-        self, connection: ReplicationConnection, group: RdataGroup
+        self, connection: ReplicationConnection, group: rdata.RdataGroup
     ) -> None:
         for token, row in zip(group.tokens, group.rows, strict=True):
             text = "batch" if token is None else str(token)

@@ -25,14 +25,8 @@ from twisted.internet.defer import Deferred, succeed
 from typing_extensions import override
 
 from synapse_replication.errors import RemoteProtocolError, UnparsableLineError, excerpt
-from synapse_replication.handlers import events, handler
+from synapse_replication.handlers import events, handler, host_parts
 from synapse_replication.handlers.events import DiscardReason
-from synapse_replication.handlers.host_parts import (
-    BackgroundProcesses,
-    ReactorClock,
-    SyncingUsers,
-    WriteNotifier,
-)
 from synapse_replication.handlers.interfaces import Identity
 from synapse_replication.handlers.observer import ReplicationObserver, handles
 from synapse_replication.handlers.receiving.context import ReceiverOptions
@@ -214,7 +208,7 @@ class _Observer(ReplicationObserver):
         )
 
 
-class _Clock(ReactorClock):
+class _Clock(host_parts.ReactorClock):
     @override
     def sleep(self, delay: float) -> Deferred[None]:
         return succeed(None)
@@ -249,9 +243,9 @@ class _Replay:
         # Its time never advances: scheduled calls and retries never run.
         self.clock = _Clock(task.Clock())
         self.streams = self.rows = self
-        self.commands = SyncingUsers()
-        self.notifier = WriteNotifier()
-        self.run_as_background_process = BackgroundProcesses(observer)
+        self.commands = host_parts.SyncingUsers()
+        self.notifier = host_parts.WriteNotifier()
+        self.run_as_background_process = host_parts.BackgroundProcesses(observer)
         self.stores_user_ips = True
         self._streams = {
             name: _RecordedStream(stream.description, report)

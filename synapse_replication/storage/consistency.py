@@ -31,13 +31,8 @@ import attrs
 
 from synapse_replication.data_files import read_table
 from synapse_replication.errors import StorageError
-from synapse_replication.storage import queries
-from synapse_replication.storage.id_streams import (
-    IdStream,
-    exists,
-    farthest_id,
-    read_sequence,
-)
+from synapse_replication.storage import id_streams, queries
+from synapse_replication.storage.id_streams import IdStream
 from synapse_replication.storage.schema import DELTAS
 from synapse_replication.streams.id_column import IdColumn
 from synapse_replication.streams.writer_positions import FIRST_POSITION
@@ -137,23 +132,23 @@ def examine(txn: Any, streams: Mapping[str, IdStream]) -> ConsistencyReport:
     """
     problems: list[Problem] = []
     states: list[StreamState] = []
-    has_table = exists(txn, "stream_positions")
+    has_table = id_streams.exists(txn, "stream_positions")
     if not has_table:
         problems.append(_make_problem("positions_missing", None, create=DELTAS[0]))
     elif not _is_unique(txn):
         problems.append(_make_problem("positions_not_unique", None))
     for name, stream in streams.items():
-        if not exists(txn, queries.identifier(stream.sequence)):
+        if not id_streams.exists(txn, queries.identifier(stream.sequence)):
             states.append(StreamState(name, stream, None, {}, ()))
             continue
         # Read the sequence after the tables, so that it covers every row read.
         farthest = {
-            column.table: farthest_id(txn, stream, column) or 0
+            column.table: id_streams.farthest_id(txn, stream, column) or 0
             for column in stream.tables
-            if exists(txn, queries.identifier(column.table))
+            if id_streams.exists(txn, queries.identifier(column.table))
         }
         stored = _read_stored(txn, stream) if has_table and stream.writers else []
-        last = read_sequence(txn, stream.sequence)
+        last = id_streams.read_sequence(txn, stream.sequence)
         states.append(
             StreamState(name, stream, last, farthest, _writers(stream, stored, last))
         )

@@ -16,13 +16,7 @@ from collections.abc import Callable
 from twisted.logger import Logger
 
 from synapse_replication.instrumentation.logs import REPEAT_AFTER
-from synapse_replication.instrumentation.status.model import (
-    Condition,
-    ProcessStatus,
-    describe_stuck_id,
-    group_stalls,
-    name_writers,
-)
+from synapse_replication.instrumentation.status import model
 from synapse_replication.instrumentation.status.observer import StatusObserver
 from synapse_replication.instrumentation.turns import Stall
 
@@ -68,12 +62,12 @@ class StallLog:
         if self._reasons or self._logged or not observer.is_quiet():
             self.update(observer.snapshot())
 
-    def update(self, status: ProcessStatus) -> None:
+    def update(self, status: model.ProcessStatus) -> None:
         """Log the changes since the last call."""
         now = self._monotonic()
         reasons: dict[tuple[str, str], str] = {}
         logged: dict[tuple[str, str], float] = {}
-        for group in group_stalls(status.writers):
+        for group in model.group_stalls(status.writers):
             reason = group.reason
             keys = [(each.stream_name, each.instance_name) for each in group.writers]
             is_new = any(self._reasons.get(key) != reason for key in keys)
@@ -96,13 +90,13 @@ class StallLog:
             key = writer.stream_name, writer.instance_name
             if key not in self._reasons or key in reasons:
                 continue
-            if writer.condition is Condition.WAITING:
+            if writer.condition is model.Condition.WAITING:
                 # Whether the stall has ended is not known yet.
                 reasons[key] = self._reasons[key]
             else:
                 resumed.append(writer)
         for stuck in status.stuck_ids:
-            name = describe_stuck_id(stuck)
+            name = model.describe_stuck_id(stuck)
             logged["stuck_id", name] = self._logged.get(("stuck_id", name), -math.inf)
             if stuck.session and now - logged["stuck_id", name] >= REPEAT_AFTER:
                 logged["stuck_id", name] = now
@@ -116,6 +110,6 @@ class StallLog:
                 )
         if resumed:
             self._logger.info(
-                "{streams} no longer stalled", streams=name_writers(resumed)
+                "{streams} no longer stalled", streams=model.name_writers(resumed)
             )
         self._reasons, self._logged = reasons, logged
