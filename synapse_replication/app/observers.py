@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from twisted.logger import Logger
@@ -20,7 +20,6 @@ from synapse_replication.instrumentation.status.observer import StatusObserver
 from synapse_replication.instrumentation.status.stalls import StallLog
 from synapse_replication.instrumentation.turns import ReactorTurns
 from synapse_replication.storage.stuck_id_watch import StuckIdWatch
-from synapse_replication.streams.stream import Stream
 
 if TYPE_CHECKING:
     from synapse_replication.app.tracing_export import SpanExport
@@ -78,20 +77,19 @@ class ProcessObservers:
         self,
         reactor: Any,
         handler: ReplicationCommandHandler,
-        written: Sequence[Stream],
         generators: Callable[[], Mapping[str, MultiWriterIdGenerator]],
     ) -> None:
         """Begin to sample the lag, to measure turns, and to call hooks.
 
         :param reactor: the reactor whose turns are measured.
-        :param handler: knows the readers, and the tokens that were sent.
-        :param written: the streams that this process writes.
+        :param handler: knows the readers, the streams that this process writes, and the
+            tokens that were sent.
         :param generators: returns the id generators by the names of their streams.
         """
         self.status.readers = handler.readers
         self.status.own_positions = lambda: {
             stream.description.name: handler.sender.last_sent_token(stream)
-            for stream in written
+            for stream in handler.host.streams.get_streams_to_replicate()
         }
         self._stuck_ids = StuckIdWatch(generators, self._clock)
         self.status.stuck_ids = self._stuck_ids.stuck

@@ -351,12 +351,7 @@ class Replication(Service):
             add_service(make(host), self.services, options)
         handler = self._handler = self._make_handler()
         host.outgoing.connect(handler)
-        self._observers.start(
-            self._reactor,
-            handler,
-            host.streams.get_streams_to_replicate(),
-            lambda: setup.generators,
-        )
+        self._observers.start(self._reactor, handler, lambda: setup.generators)
         self._stops.add("stopping the observers", self._observers.stop)
         streamer = ReplicationStreamer(
             host,
@@ -423,8 +418,6 @@ class Replication(Service):
             return
         check = start_position_check(
             self._database,
-            self.host,
-            self._observer,
             self._handler,
             self._epochs,
             {
@@ -470,12 +463,7 @@ class Replication(Service):
         handler = ReplicationCommandHandler(host, observer, options=options)
         if self._backlog is not None:
             self._extension = ReplicationExtension(
-                host,
-                handler,
-                observer,
-                self._epochs,
-                self._backlog,
-                where=process_label(),
+                handler, self._epochs, self._backlog, where=process_label()
             )
         return handler
 

@@ -56,6 +56,8 @@ class DropInCommandHandler(handler.ReplicationCommandHandler):
         is disabled.
     """
 
+    host: SynapseHost
+
     def __init__(self, hs: Any) -> None:
         self._hs = hs
         self.host = SynapseHost(hs, monitoring_of(hs).hooks)
@@ -82,12 +84,7 @@ class DropInCommandHandler(handler.ReplicationCommandHandler):
         self.extension: ReplicationExtension | None = None
         if settings.extension:
             self.extension = ReplicationExtension(
-                self.host,
-                self,
-                self._observer,
-                epochs,
-                self.backlog,
-                where=process_label(),
+                self, epochs, self.backlog, where=process_label()
             )
         self._is_stopping = False
         self._position_check: stored_positions.StoredPositionCheck | None = None
@@ -147,8 +144,6 @@ class DropInCommandHandler(handler.ReplicationCommandHandler):
         }
         return stored_positions.start_position_check(
             database,
-            self.host,
-            self._observer,
             self,
             self._epochs,
             streams,
@@ -206,7 +201,7 @@ class DropInCommandHandler(handler.ReplicationCommandHandler):
         try:
             await make_yieldable(deferred)
         except TimeoutError as error:
-            self._observer.failure("a clean shutdown", error)
+            self.observer.failure("a clean shutdown", error)
 
     # -- for the host -------------------------------------------------------------
 

@@ -103,13 +103,7 @@ class Monitoring(ProcessObservers):
         """
         for subscribe in load_hooks(own_settings().hooks):
             subscribe(host, {})
-        streams = host.streams
-        self.start(
-            self._reactor,
-            handler,
-            streams.get_streams_to_replicate(),
-            streams.get_generators,
-        )
+        self.start(self._reactor, handler, host.streams.get_generators)
         self._start_systemd()
 
     def encode_status(self) -> bytes:

@@ -85,6 +85,8 @@ class ReplicationCommandHandler:
     Use it in the reactor's thread only. After :meth:`start_replication` no channel can
     be added.
 
+    :ivar host: the host.
+    :ivar observer: receives all events.
     :ivar sender: sends this process's commands, rows and positions on all connections.
     :ivar receivers: the receiver of each stream, by name.
 
@@ -100,8 +102,8 @@ class ReplicationCommandHandler:
         options: HandlerOptions | None = None,
     ) -> None:
         options = options or HandlerOptions()
-        self._host = host
-        self._observer = observer
+        self.host = host
+        self.observer = observer
         self._instance_name = host.identity.instance_name
         self.sender = CommandSender(
             host,
@@ -132,7 +134,7 @@ class ReplicationCommandHandler:
 
     def _make_receivers(self, options: HandlerOptions) -> dict[str, StreamReceiver]:
         yielder = ReactorYielder(
-            self._host.clock,
+            self.host.clock,
             options.receiver.break_after_rows,
             options.receiver.break_after_seconds,
         )
@@ -140,21 +142,21 @@ class ReplicationCommandHandler:
             name: StreamReceiver(
                 StreamContext(
                     stream,
-                    self._host,
-                    self._observer,
+                    self.host,
+                    self.observer,
                     options.receiver,
                     yielder,
                     options.partial,
                 ),
                 self._ask,
             )
-            for name, stream in self._host.streams.get_streams().items()
+            for name, stream in self.host.streams.get_streams().items()
         }
 
     def _report_unchecked(self, streams: Iterable[Stream]) -> None:
         for stream in streams:
             if not isinstance(stream, CheckedStream):
-                self._observer.observe(
+                self.observer.observe(
                     FeatureUnavailable(
                         f"checks of announced tokens of {stream.description.name}",
                         f"{type(stream).__name__} has no method is_plausible",
@@ -227,8 +229,8 @@ class ReplicationCommandHandler:
         if connection.relays:
             # Only clients report their users.
             return
-        instance_id = self._host.identity.instance_id
-        for user in self._host.commands.get_currently_syncing_users():
+        instance_id = self.host.identity.instance_id
+        for user in self.host.commands.get_currently_syncing_users():
             self.sender.send_to(
                 connection,
                 commands.UserSyncCommand(
@@ -289,7 +291,7 @@ class ReplicationCommandHandler:
             reason = DiscardReason.UNDECLARED_WRITER
         else:
             return receiver
-        self._observer.observe(Discarded(stream_name, instance_name, reason, count))
+        self.observer.observe(Discarded(stream_name, instance_name, reason, count))
         return None
 
     def _handle_rows(self, link: Link, group: RdataGroup) -> None:
@@ -325,7 +327,7 @@ class ReplicationCommandHandler:
             return
         if self._instance_name in group.instance_names:
             others = group.without(self._instance_name)
-            self._observer.observe(
+            self.observer.observe(
                 Discarded(
                     group.stream_name,
                     self._instance_name,
@@ -342,7 +344,7 @@ class ReplicationCommandHandler:
         If another writer is evicted to make room for it, forget that writer's state.
         """
         is_admitted, evicted = self._admission.admit(
-            stream_name, instance_name, self._host.clock.seconds()
+            stream_name, instance_name, self.host.clock.seconds()
         )
         if evicted is not None:
             stream_name, instance_name = evicted
@@ -389,7 +391,7 @@ class ReplicationCommandHandler:
                 self._dispatcher.dispatch(link.connection, command)
         except Exception as error:  # noqa: BLE001 -- reported to the observer
             shown = without_secrets(error, command)
-            self._observer.failure(f"handling {command.NAME}", shown)
+            self.observer.failure(f"handling {command.NAME}", shown)
 
     # -- messages of the extension -----------------------------------------------------
 

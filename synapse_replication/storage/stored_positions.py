@@ -51,7 +51,7 @@ from synapse_replication.storage import id_streams, queries
 from synapse_replication.storage.id_streams import IdStream
 
 if TYPE_CHECKING:
-    from synapse_replication.handlers.interfaces import Clock, ReplicationHost
+    from synapse_replication.handlers.interfaces import Clock
     from synapse_replication.storage.database import TransactionRunner
     from synapse_replication.streams.standard.registry import StandardStream
     from synapse_replication.streams.table import TableStream
@@ -340,8 +340,6 @@ class StoredPositionCheck:
 
 def start_position_check(
     database: TransactionRunner,
-    host: ReplicationHost,
-    observer: ReplicationObserver,
     handler: ReplicationCommandHandler,
     epochs: PeerEpochs,
     streams: Mapping[str, StandardStream | TableStream],
@@ -358,7 +356,7 @@ def start_position_check(
     :param interval: the mean time between two reads, in s; 0 for no reads.
     :return: ``None`` if nothing is read.
     """
-    me = host.identity.instance_name
+    me = handler.host.identity.instance_name
     others = {name: [w for w in writers[name] if w != me] for name in streams}
     checked = {
         name: id_streams.row_stream_of(stream, others[name])
@@ -367,7 +365,7 @@ def start_position_check(
     }
     if not interval or not checked:
         return None
-    clock = host.clock
+    clock = handler.host.clock
     check = StoredPositionCheck(
         database,
         checked,
@@ -375,7 +373,7 @@ def start_position_check(
         handler,
         lambda name: epochs.is_reporting(name, clock.seconds()),
         clock,
-        observer,
+        handler.observer,
         interval=interval,
     )
     check.start()

@@ -77,7 +77,9 @@ class MonitoringTests(SynchronousTestCase):
             hooks=monitoring.hooks,
         )
         handler: Any = SimpleNamespace(
-            sender=SimpleNamespace(last_sent_token=lambda stream: 7), readers=dict
+            host=host,
+            sender=SimpleNamespace(last_sent_token=lambda stream: 7),
+            readers=dict,
         )
         monitoring.begin(handler, host)
         return monitoring

@@ -163,9 +163,7 @@ class ExtensionProcess:
         self.extension: ReplicationExtension | None = None
         if speaks:
             self.extension = ReplicationExtension(
-                self.host,
                 self.handler,
-                self.observer,
                 self.epochs,
                 self.backlog,
                 where=f"host-of-{name}:1",

@@ -108,9 +108,7 @@ class Instance:
         self.handler = ReplicationCommandHandler(self.host, self.host.observer)
         self.extension: ReplicationExtension | None = None
         if speaks:
-            self.extension = ReplicationExtension(
-                self.host, self.handler, self.host.observer, PeerEpochs(), None
-            )
+            self.extension = ReplicationExtension(self.handler, PeerEpochs(), None)
 
     def take(self, end: _Wire, payload: bytes, *, is_extension: bool) -> None:
         if is_extension:

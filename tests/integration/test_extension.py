@@ -71,7 +71,7 @@ class Process:
             host, host.observer, options=HandlerOptions(partial=partial)
         )
         self.extension = ReplicationExtension(
-            host, self.handler, host.observer, epochs, backlog, where=f"{name}:1"
+            self.handler, epochs, backlog, where=f"{name}:1"
         )
         self.streamer = ReplicationStreamer(host, self.handler.sender, host.observer)
         self._port = None

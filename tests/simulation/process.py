@@ -142,9 +142,7 @@ class Process:
         self.handler = self._make_handler()
         extension = None
         if self.backlog is not None:
-            extension = ReplicationExtension(
-                host, self.handler, self.watcher, self.epochs, self.backlog
-            )
+            extension = ReplicationExtension(self.handler, self.epochs, self.backlog)
         streamer = ReplicationStreamer(
             host,
             self.handler.sender,

@@ -207,9 +207,7 @@ class Process:
         self.epochs = PeerEpochs()
         if speaks:
             self.extension = ReplicationExtension(
-                self.host,
                 self.handler,
-                self.observer,
                 self.epochs,
                 Backlog(BacklogOptions()),
             )

@@ -70,9 +70,7 @@ from synapse_replication.handlers.handler import ReplicationCommandHandler
 from synapse_replication.handlers.interfaces import (
     ExtensionConnection,
     ReplicationConnection,
-    ReplicationHost,
 )
-from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.handlers.sending.sender import SendingListener
 from synapse_replication.handlers.timer import Timer
 from synapse_replication.streams.backlog import Backlog
@@ -133,15 +131,14 @@ class ReplicationExtension(SendingListener):
     :param where: the location of this process, for display; without spaces.
     """
 
-    _host: ReplicationHost
     _handler: ReplicationCommandHandler
-    _observer: ReplicationObserver
     _epochs: PeerEpochs
     _backlog: Backlog | None
     _where: str = attrs.field(default="", kw_only=True)
 
     def __attrs_post_init__(self) -> None:
-        host, self._clock = self._host, self._host.clock
+        host, self._observer = self._handler.host, self._handler.observer
+        self._clock = host.clock
         #: This instance's name.
         self.instance_name = host.identity.instance_name
         #: This instance's epoch, which is part of each message.
@@ -661,7 +658,7 @@ class ReplicationExtension(SendingListener):
         positions = {
             name: self._positions.get(name)
             or StreamPosition(sender.last_sent_token(stream), now)
-            for stream in self._host.streams.get_streams_to_replicate()
+            for stream in self._handler.host.streams.get_streams_to_replicate()
             for name in [stream.description.name]
         }
         return replace(
