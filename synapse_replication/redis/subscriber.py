@@ -134,8 +134,7 @@ class RedisSubscriber(RedisConnectionMixin, txredisapi.SubscriberProtocol):  # t
             except (AttributeError, TypeError):
                 self._check_bytes(lines)
                 raise
-            self._count(items)
-            self.factory.command_handler.received(self, items)
+            self._receive(items)
 
     def _refuse(self, message: bytes, is_extension: bool) -> None:
         """Refuse a message that no peer of this package would send, undecoded.
@@ -147,9 +146,7 @@ class RedisSubscriber(RedisConnectionMixin, txredisapi.SubscriberProtocol):  # t
             error = ExtensionMessageError(f"it has more than {MAX_LINE_LENGTH} bytes")
             self.factory.observer.observe(LineRefused(self.name, error))
         elif self.established:
-            items = [rdata.refuse_long_line(message, MAX_LINE_LENGTH)]
-            self._count(items)
-            self.factory.command_handler.received(self, items)
+            self._receive([rdata.refuse_long_line(message, MAX_LINE_LENGTH)])
 
     @staticmethod
     def _check_bytes(messages: Sequence[object]) -> None:
@@ -170,8 +167,11 @@ class RedisSubscriber(RedisConnectionMixin, txredisapi.SubscriberProtocol):  # t
             self.factory.observer.commands_received(self.name, EXTENSION, 1)
             self.factory.extension.extension_received(self, payload)
 
-    def _count(self, items: Sequence[rdata.ReceivedItem]) -> None:
-        """Report the received commands to the observer, once per command name."""
+    def _receive(self, items: Sequence[rdata.ReceivedItem]) -> None:
+        """Pass received items to the command handler.
+
+        The observer is notified of them first, once per command name.
+        """
         observer = self.factory.observer
         counts: dict[str, int] = {}
         for item in items:
@@ -183,6 +183,7 @@ class RedisSubscriber(RedisConnectionMixin, txredisapi.SubscriberProtocol):  # t
                 counts[item.NAME] = counts.get(item.NAME, 0) + 1
         for command_name, count in counts.items():
             observer.commands_received(self.name, command_name, count)
+        self.factory.command_handler.received(self, items)
 
     def _other_reply(self, reply: Any) -> None:
         if self._extension_pending and isinstance(
