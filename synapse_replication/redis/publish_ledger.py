@@ -23,12 +23,13 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from synapse_replication.wire.extension import COUNTED_AS
+
 #: Commands that are not retained, because an announcement of positions replaces them.
 _RECOVERABLE = frozenset({"RDATA", "POSITION"})
-#: The name under which extension messages are counted. They are not retained either,
-#: because a new hello is sent after reconnecting.
-EXTENSION = "EXTENSION"
-NOT_RETAINED = _RECOVERABLE | {EXTENSION}
+#: Messages of the extension are not retained either, because a new hello is sent after
+#: reconnecting.
+NOT_RETAINED = _RECOVERABLE | {COUNTED_AS}
 #: The largest number of lines that are retained for the next connection, and of
 #: unacknowledged publishes that are retained in case the connection is lost.
 MAX_RETAINED = 10_000
@@ -70,7 +71,7 @@ class PublishLedger:
         if publish.command_name in _RECOVERABLE:
             self.lost += len(publish.lines)
             return 0
-        if publish.command_name == EXTENSION:
+        if publish.command_name == COUNTED_AS:
             return 0
         room = MAX_RETAINED - len(self._retained)
         self._retained.extend(

@@ -36,13 +36,13 @@ from synapse_replication.handlers.events import CommandDropReason, CommandsDropp
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.redis.flow_control import SHORT_LINES, PublishFlowControl
 from synapse_replication.redis.publish_ledger import (
-    EXTENSION,
     MAX_RETAINED,
     NOT_RETAINED,
     Publish,
     PublishLedger,
 )
 from synapse_replication.redis.resp import encode_publishes
+from synapse_replication.wire.extension import COUNTED_AS
 
 #: The name under which the connection is reported to the observer.
 SENDER_NAME = "redis_out"
@@ -197,7 +197,7 @@ class RedisSender:
             return
         # An extension message precedes each page of rows: it is not other traffic, and
         # is written together with the page.
-        is_extension = command_name == EXTENSION
+        is_extension = command_name == COUNTED_AS
         if len(lines) < SHORT_LINES and not is_extension:
             self._flow.record_other_traffic(
                 protocol.unacknowledged, self._clock.seconds()

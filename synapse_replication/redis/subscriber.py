@@ -25,14 +25,13 @@ from typing_extensions import override
 from synapse_replication.errors import ExtensionMessageError, LineTooLongError
 from synapse_replication.handlers.events import FeatureUnavailable, LineRefused
 from synapse_replication.redis.factory import RedisConnectionMixin, SynapseRedisFactory
-from synapse_replication.redis.publish_ledger import EXTENSION
 from synapse_replication.redis.resp import ReplyReader, encode
 from synapse_replication.redis.sender import RedisSender
 from synapse_replication.transport.timeouts import Timeout, stop
 from synapse_replication.wire import rdata
 from synapse_replication.wire.close_reason import CloseReason
 from synapse_replication.wire.commands import Command
-from synapse_replication.wire.extension import CHANNEL
+from synapse_replication.wire.extension import CHANNEL, COUNTED_AS
 
 if TYPE_CHECKING:
     from synapse_replication.handlers.extension.extension import ReplicationExtension
@@ -164,7 +163,7 @@ class RedisSubscriber(RedisConnectionMixin, txredisapi.SubscriberProtocol):  # t
         if type(payload) is not bytes:
             self._check_bytes([payload])
         if self.established and self.factory.extension is not None:
-            self.factory.observer.commands_received(self.name, EXTENSION, 1)
+            self.factory.observer.commands_received(self.name, COUNTED_AS, 1)
             self.factory.extension.extension_received(self, payload)
 
     def _receive(self, items: Sequence[rdata.ReceivedItem]) -> None:
@@ -291,7 +290,7 @@ class RedisSubscriber(RedisConnectionMixin, txredisapi.SubscriberProtocol):  # t
         """Publish messages of the extension, in order with the commands."""
         channel = self.factory.extension_channel
         self.factory.sender.publish(
-            EXTENSION, f"{channel}/{to}" if to else channel, payloads
+            COUNTED_AS, f"{channel}/{to}" if to else channel, payloads
         )
 
     def close_with_error(self, text: str) -> None:

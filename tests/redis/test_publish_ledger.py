@@ -5,11 +5,12 @@ from __future__ import annotations
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.redis import publish_ledger
-from synapse_replication.redis.publish_ledger import EXTENSION, Publish, PublishLedger
+from synapse_replication.redis.publish_ledger import Publish, PublishLedger
+from synapse_replication.wire.extension import COUNTED_AS
 
 _ROWS = Publish("RDATA", b"hs", [b"1", b"2"])
 _POSITION = Publish("POSITION", b"hs", [b"p"])
-_EXTENSION = Publish(EXTENSION, b"hs/x", [b"e"])
+_EXTENSION = Publish(COUNTED_AS, b"hs/x", [b"e"])
 
 
 def others(*lines: bytes) -> Publish:

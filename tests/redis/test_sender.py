@@ -10,9 +10,9 @@ from zope.interface import directlyProvides, noLongerProvides
 
 from synapse_replication.handlers.events import ConnectionBuffers
 from synapse_replication.redis import factory, sender
-from synapse_replication.redis.publish_ledger import EXTENSION
 from synapse_replication.redis.resp import encode_publishes
 from synapse_replication.redis.sender import COALESCE_WINDOW
+from synapse_replication.wire.extension import COUNTED_AS
 from tests.redis.doubles import RecordingTransport, rdata
 from tests.redis.sender_case import (
     _FENCING,
@@ -47,7 +47,7 @@ class RedisSenderTests(RedisSenderTestCase):
         """
         self.memory.establish()
         self.memory.reactor.advance(2 * COALESCE_WINDOW)
-        self.sender.publish(EXTENSION, "hs/x", [b"rows"])
+        self.sender.publish(COUNTED_AS, "hs/x", [b"rows"])
         self.assertEqual(self.written, [])
         self.publish_rows(1)
         both = encode_publishes(b"hs/x", [b"rows"]) + encode_publishes(
@@ -58,7 +58,7 @@ class RedisSenderTests(RedisSenderTestCase):
         due = [call.getTime() for call in reactor.getDelayedCalls()]
         self.assertGreater(min(due), reactor.seconds(), "no flush is scheduled")
         self.memory.reactor.advance(2 * COALESCE_WINDOW)
-        self.sender.publish(EXTENSION, "hs/x", [b"heartbeat"])
+        self.sender.publish(COUNTED_AS, "hs/x", [b"heartbeat"])
         self.end_turn()
         self.assertEqual(len(self.written), 1)
 

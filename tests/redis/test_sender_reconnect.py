@@ -17,8 +17,8 @@ from synapse_replication.redis.flow_control import (
     SHARED_LOW_WATERMARK,
     SHARED_WINDOW,
 )
-from synapse_replication.redis.publish_ledger import EXTENSION
 from synapse_replication.redis.resp import encode_publishes
+from synapse_replication.wire.extension import COUNTED_AS
 from tests.redis.doubles import MemoryLink, RecordingTransport, rdata
 from tests.redis.sender_case import (
     _FENCING,
@@ -238,7 +238,7 @@ class ReconnectTests(RedisSenderTestCase):
         reactor.advance(SHARED_WINDOW)
         del events[:]
         page = range(SHARED_HIGH_WATERMARK)
-        self.sender.publish(EXTENSION, "hs/ext", [b"x"])
+        self.sender.publish(COUNTED_AS, "hs/ext", [b"x"])
         self.publish_rows(*page)
         self.end_turn()
         self.assertFalse(self.sender.is_behind)
