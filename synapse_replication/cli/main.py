@@ -34,18 +34,18 @@ if TYPE_CHECKING:
 #: The smallest limit of open files of a process. One of seven processes opens 20 to 31.
 MIN_FILES: Final = 32
 
-#: The commands that are imported when they are looked up, each from the module of
-#: ``synapse_replication.cli`` that has its name.
-_LAZY: Final = (
-    "demo",
-    "exec",
-    "init-db",
-    "pipeline",
-    "positions",
-    "record",
-    "replay",
-    "status",
-)
+#: The commands that are imported when they are looked up, and their modules in
+#: ``synapse_replication.cli``.
+_LAZY: Final = {
+    "demo": "demo",
+    "exec": "exec",
+    "init-db": "database",
+    "pipeline": "pipeline",
+    "positions": "database",
+    "record": "record",
+    "replay": "replay",
+    "status": "status",
+}
 
 
 class _LazyGroup(click.Group):
@@ -64,14 +64,16 @@ class _LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _LAZY:
             return super().get_command(ctx, cmd_name)
-        module = cmd_name.replace("-", "_")
         try:
-            found = importlib.import_module(f"synapse_replication.cli.{module}")
+            module = importlib.import_module(
+                f"synapse_replication.cli.{_LAZY[cmd_name]}"
+            )
         except ModuleNotFoundError as error:
             if error.name != "psycopg2":
                 raise
             return _make_unavailable(cmd_name)
-        command: click.Command = getattr(found, f"{module}_command")
+        name = f"{cmd_name.replace('-', '_')}_command"
+        command: click.Command = getattr(module, name)
         return command
 
 
