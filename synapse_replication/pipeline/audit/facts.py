@@ -81,19 +81,15 @@ def _audited(stream: Stream, state: StreamState | None) -> AuditedStream:
     )
     if state is None:
         return audited
+    stored = (state.stream.sign * (each.stored or 0) for each in state.writers)
     return attrs.evolve(
         audited,
         tables=tuple(state.farthest),
         last_allocated=state.sequence_value,
         nameless=any(column.writer_column is None for column in state.stream.tables),
-        reach=_reach(state),
+        reach=max(state.sequence_value or 0, *stored, 0),
         writers=frozenset(writer.instance_name for writer in state.writers),
     )
-
-
-def _reach(state: StreamState) -> int:
-    stored = (state.stream.sign * (each.stored or 0) for each in state.writers)
-    return max(state.sequence_value or 0, *stored, 0)
 
 
 def _finding(problem: Problem, state: StreamState | None) -> AuditFinding:
