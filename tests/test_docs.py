@@ -25,7 +25,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication import api
 from synapse_replication.cli.main import cli
-from synapse_replication.config.process import Purpose, load_config
+from synapse_replication.config.process import load_config
 from synapse_replication.errors import ConfigError
 from synapse_replication.handlers.events import Discarded, DiscardReason
 from synapse_replication.handlers.host_parts import StreamTable, WriteNotifier
@@ -55,7 +55,7 @@ def declared_orders() -> TableStream:
 class ConfigurationExamplesTests(SynchronousTestCase):
     def test_main_process(self) -> None:
         """The example of a homeserver's configuration is valid."""
-        config = load_config([str(EXAMPLES / "homeserver.yaml")], Purpose.MAIN)
+        config = load_config([str(EXAMPLES / "homeserver.yaml")], "main")
         self.assertEqual(
             config.writers["events"], ("event_persister1", "event_persister2")
         )
@@ -64,14 +64,14 @@ class ConfigurationExamplesTests(SynchronousTestCase):
         """The example of TLS is valid except that the files it names are missing."""
         files = [str(EXAMPLES / name) for name in ("homeserver.yaml", "tls.yaml")]
         with self.assertRaises(ConfigError) as caught:
-            load_config(files, Purpose.WORKER)
+            load_config(files, "worker")
         (problem,) = caught.exception.problems
         self.assertIn("No such file or directory: '/etc/synapse/", problem.problem)
 
     def test_worker(self) -> None:
         """The example of a worker's file is valid with the homeserver's file."""
         files = [str(EXAMPLES / name) for name in ("homeserver.yaml", "worker.yaml")]
-        config = load_config(files, Purpose.WORKER)
+        config = load_config(files, "worker")
         self.assertEqual(config.instance_name, "stream_writer1")
         self.assertEqual(config.writers["typing"], ("stream_writer1",))
 
@@ -80,7 +80,7 @@ class ConfigurationExamplesTests(SynchronousTestCase):
         files = [
             str(EXAMPLES / name) for name in ("homeserver.yaml", "direct_tcp.yaml")
         ]
-        config = load_config(files, Purpose.WORKER)
+        config = load_config(files, "worker")
         self.assertEqual(len(config.tcp_connect), 3)
 
     def test_sentinel(self) -> None:
@@ -89,7 +89,7 @@ class ConfigurationExamplesTests(SynchronousTestCase):
         """
         files = [str(EXAMPLES / name) for name in ("homeserver.yaml", "sentinel.yaml")]
         with self.assertRaises(ConfigError) as caught:
-            load_config(files, Purpose.MAIN)
+            load_config(files, "main")
         self.assertEqual(
             [problem.key for problem in caught.exception.problems],
             ["redis.password_path", "redis.sentinel.password_path"],
@@ -98,13 +98,13 @@ class ConfigurationExamplesTests(SynchronousTestCase):
     def test_tracing(self) -> None:
         """The example of tracing is valid with the homeserver's file."""
         files = [str(EXAMPLES / name) for name in ("homeserver.yaml", "tracing.yaml")]
-        config = load_config(files, Purpose.MAIN)
+        config = load_config(files, "main")
         assert config.tracing is not None
         self.assertEqual(config.tracing.endpoint, "http://localhost:4318/v1/traces")
 
     def test_declared_stream(self) -> None:
         """The YAML and the Python example declare the same stream."""
-        config = load_config([str(EXAMPLES / "orders.yaml")], Purpose.MAIN)
+        config = load_config([str(EXAMPLES / "orders.yaml")], "main")
         (stream,) = config.streams
         assert isinstance(stream, TableStream)
         declared = declared_orders()

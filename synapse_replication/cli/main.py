@@ -108,9 +108,7 @@ def cli() -> None:
 @common.log_option
 def main_command(config_paths: tuple[str, ...], log_json: bool) -> None:
     """Run a main process until SIGTERM or SIGINT. SIGHUP reloads the configuration."""
-    from synapse_replication.config.process import Purpose
-
-    _run(config_paths, Purpose.MAIN, log_json)
+    _run(config_paths, "main", log_json)
 
 
 @common.command(
@@ -120,9 +118,7 @@ def main_command(config_paths: tuple[str, ...], log_json: bool) -> None:
 @common.log_option
 def worker_command(config_paths: tuple[str, ...], log_json: bool) -> None:
     """Run a worker until SIGTERM or SIGINT. SIGHUP reloads the configuration."""
-    from synapse_replication.config.process import Purpose
-
-    _run(config_paths, Purpose.WORKER, log_json)
+    _run(config_paths, "worker", log_json)
 
 
 def _run(paths: Sequence[str], purpose: Purpose, log_json: bool) -> NoReturn:
@@ -323,9 +319,8 @@ def follow_command(
     """Print what a running deployment replicates, without taking part in it."""
     from synapse_replication.app.service_runner import run_service, start_logging
     from synapse_replication.cli.follow import Filters, make_follower
-    from synapse_replication.config.process import Purpose
 
-    config = common.load_or_exit(config_paths, Purpose.FOLLOW)
+    config = common.load_or_exit(config_paths, "follow")
     check_streams(streams, config)
     start_logging(sys.stderr)
     reactor = common.get_reactor()

@@ -20,7 +20,7 @@ from twisted.logger import Logger
 from synapse_replication.app.passive import Follower
 from synapse_replication.app.service_runner import run_service, start_logging
 from synapse_replication.cli import common
-from synapse_replication.config.process import ProcessConfig, Purpose
+from synapse_replication.config.process import ProcessConfig
 from synapse_replication.handlers.events import LinkDown
 from synapse_replication.handlers.observer import (
     CompositeObserver,
@@ -120,7 +120,7 @@ def record_command(
     config_paths: tuple[str, ...], roll_mib: float, log_json: bool, **options: Any
 ) -> None:
     """Record the traffic of a running deployment, except USER_IP; publish nothing."""
-    config = common.load_or_exit(config_paths, Purpose.FOLLOW)
+    config = common.load_or_exit(config_paths, "follow")
     start_logging(LogFile(sys.stderr), as_json=log_json)
     reactor = common.get_reactor()
 

@@ -30,7 +30,6 @@ from typing_extensions import override
 
 from synapse_replication.app.status_page import PageVerdict, duration, judge
 from synapse_replication.cli import common
-from synapse_replication.config.process import Purpose
 from synapse_replication.errors import ReplicationError
 from synapse_replication.http.agent import make_agent
 from synapse_replication.http.client import HttpCatchUpClient
@@ -247,7 +246,7 @@ def status_command(
     """Print the status of a deployment. Exit status 1 if there is a problem."""
     from synapse_replication.app.service_runner import run_service, start_logging
 
-    config = common.load_or_exit(config_paths, Purpose.FOLLOW)
+    config = common.load_or_exit(config_paths, "follow")
     names = tuple(sorted(config.instances))
     if not names:
         common.fail(

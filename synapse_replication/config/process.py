@@ -7,11 +7,11 @@ with every problem that it found: file, key and hint. See docs/operators-guide.r
 
 from __future__ import annotations
 
-import enum
 import importlib.util
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal, TypeAlias
 
 import attrs
 from msgspec.structs import asdict
@@ -37,14 +37,9 @@ from synapse_replication.streams.standard.registry import MAIN_INSTANCE
 from synapse_replication.transport.tls import TlsConfig
 from synapse_replication.wire.pending_lines import PendingLimit
 
-
-class Purpose(enum.Enum):
-    """The purpose for which the configuration is read."""
-
-    MAIN = "main"
-    WORKER = "worker"
-    FOLLOW = "follow"  #: a command that only observes: needs a link, but no database
-
+#: The purpose for which the configuration is read: ``follow`` for a command that only
+#: observes, which needs a link, but no database.
+Purpose: TypeAlias = Literal["main", "worker", "follow"]
 
 #: A module that exists if the extra ``otlp`` is installed.
 EXPORTER = "opentelemetry.exporter.otlp.proto.http"
@@ -60,10 +55,9 @@ _KEYS = {
 class ProcessConfig(ReplicationOptions):
     """The configuration of one process: its options, and what only files can set.
 
-    :ivar instance_name: ``master`` for the main process, and for
-        :attr:`Purpose.FOLLOW`.
+    :ivar instance_name: ``master`` for the main process, and for ``follow``.
     :ivar listeners: the direct TCP listeners, and the HTTP listeners that serve a
-        resource of this package; empty for :attr:`Purpose.FOLLOW`.
+        resource of this package; empty for ``follow``.
     :ivar files: the files from which it was read.
     :ivar row_sink: the factory of the sink for rows; ``None`` for none.
     :ivar command_sink: the factory of the sink for commands that carry no rows;
@@ -105,9 +99,8 @@ def load_config(paths: Sequence[str], purpose: Purpose | None = None) -> Process
     """Read, merge and check configuration files.
 
     :param paths: YAML files, or folders of them; later files take precedence.
-    :param purpose: the purpose of the process. ``None`` stands for
-        :attr:`Purpose.WORKER` if the files set ``worker_name`` or ``worker_app``, and
-        otherwise for :attr:`Purpose.MAIN`.
+    :param purpose: the purpose of the process. ``None`` stands for ``worker`` if the
+        files set ``worker_name`` or ``worker_app``, and otherwise for ``main``.
     :raises ConfigError: if the configuration is invalid; the error lists all problems.
     """
     merged, shared = deployment.read_shared(paths)
@@ -128,9 +121,9 @@ class _Checks:
         self._problem = merged.report
         if purpose is None:
             is_worker = any(merged.values.get(k) for k in ("worker_name", "worker_app"))
-            purpose = Purpose.WORKER if is_worker else Purpose.MAIN
+            purpose = "worker" if is_worker else "main"
         self._purpose = purpose
-        self._is_worker = purpose is Purpose.WORKER
+        self._is_worker = purpose == "worker"
         self._listeners_key = "worker_listeners" if self._is_worker else "listeners"
         sections = shared.worker_listeners if self._is_worker else shared.listeners
         self._listeners = [section.to_listener() for section in sections]
@@ -138,8 +131,7 @@ class _Checks:
         self._served = {
             index: listener
             for index, listener in enumerate(self._listeners)
-            if purpose is not Purpose.FOLLOW
-            and (listener.direct_tcp or listener.resources)
+            if purpose != "follow" and (listener.direct_tcp or listener.resources)
         }
 
     # This method is long because it sets every attribute of the configuration.
@@ -157,7 +149,7 @@ class _Checks:
             fill_sink=own.fill_sink,
             writer_lock=own.writer_lock,
             database=deployment.read_database(
-                shared, self._merged, () if self._purpose is Purpose.FOLLOW else streams
+                shared, self._merged, () if self._purpose == "follow" else streams
             ),
             redis=redis,
             tcp_connect=self._tcp_connect(redis),
@@ -220,7 +212,7 @@ class _Checks:
     def _check_exposure(self, config: ProcessConfig) -> None:
         """Check that no untrusted client can use the listeners for replication."""
         own = self._shared.synapse_replication
-        if self._purpose is Purpose.FOLLOW or own.allow_unprotected_listeners:
+        if self._purpose == "follow" or own.allow_unprotected_listeners:
             return
         listeners = list(self._served)
         for option, index, problem, hint in config.find_unprotected():
@@ -232,7 +224,7 @@ class _Checks:
     def _check_sanity(self, config: ProcessConfig) -> None:
         key, listeners = self._listeners_key, self._listeners
         findings = list(sanity.mistyped_keys(self._merged.values))
-        if self._purpose is not Purpose.FOLLOW:
+        if self._purpose != "follow":
             listen = self._shared.synapse_replication.direct_tcp.listen
             findings += sanity.clashing_listeners(key, listeners, listen)
         findings += sanity.bad_secret(config.secret)
@@ -252,7 +244,7 @@ class _Checks:
     def _instance_name(self) -> str:
         name = self._shared.worker_name
         if not self._is_worker:
-            if name is not None and self._purpose is Purpose.MAIN:
+            if name is not None and self._purpose == "main":
                 self._problem(
                     ("worker_name",),
                     "the main process must not have a worker_name",
@@ -276,7 +268,7 @@ class _Checks:
             return ()
         shared = self._shared
         descriptions = tuple(shared.synapse_replication.direct_tcp.connect)
-        if descriptions or self._purpose is Purpose.MAIN:
+        if descriptions or self._purpose == "main":
             return descriptions
         if shared.worker_replication_port is not None:
             # Imported here, because it takes 0.3 MiB and only direct TCP needs it.

@@ -22,7 +22,7 @@ from synapse_replication.app.passive import (
     _NullHandler,
     _TappedReader,
 )
-from synapse_replication.config.process import Purpose, load_config
+from synapse_replication.config.process import load_config
 from synapse_replication.errors import ConfigError, ReplicationError
 from synapse_replication.handlers.events import LinkUp
 from synapse_replication.handlers.host_parts import ReactorClock
@@ -166,7 +166,7 @@ class FollowerTests(TestCase):
             "server_name: x.test\n"
             f"redis: {{enabled: true, use_tls: true, ca_file: {authority}}}\n"
         )
-        config = load_config([str(path)], Purpose.FOLLOW)
+        config = load_config([str(path)], "follow")
         ended: list[str] = []
         follower = Follower(
             config,

@@ -18,7 +18,7 @@ from synapse_replication.cli.follow import (
     make_printer,
     parse_line,
 )
-from synapse_replication.config.process import Purpose, load_config
+from synapse_replication.config.process import load_config
 from synapse_replication.errors import ReplicationError
 from tests.support.config_files import FilesMixin
 
@@ -214,7 +214,7 @@ class MakeFollowerTests(FilesMixin):
                     "server_name: x.test\nworker_replication_port: 9092\n",
                 )
             ],
-            Purpose.FOLLOW,
+            "follow",
         )
         reactor = MemoryReactorClock()
         with Path("/dev/full").open("w", buffering=1) as out:

@@ -14,7 +14,7 @@ from twisted.internet.testing import MemoryReactorClock, StringTransport
 from twisted.trial.unittest import TestCase
 
 from synapse_replication.cli.record import make_recorder
-from synapse_replication.config.process import Purpose, load_config
+from synapse_replication.config.process import load_config
 from synapse_replication.recordings.writer import RecordingFiles, RecordingWriteError
 from synapse_replication.testing.servers import shared_redis
 from tests.support.config_files import FilesMixin
@@ -32,7 +32,7 @@ class MakeRecorderTests(FilesMixin):
                     "server_name: x.test\nworker_replication_port: 9092\n",
                 )
             ],
-            Purpose.FOLLOW,
+            "follow",
         )
         self.recordings = Path(self.mktemp())
         self.reactor = MemoryReactorClock()

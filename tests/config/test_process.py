@@ -6,7 +6,6 @@ import attrs
 
 from synapse_replication.config.listener_safety import Listener
 from synapse_replication.config.models import InstanceSection
-from synapse_replication.config.process import Purpose
 from synapse_replication.handlers.receiving.context import ReceiverOptions
 from synapse_replication.redis.options import RedisOptions
 from synapse_replication.streams.backlog import BacklogOptions
@@ -210,9 +209,7 @@ class LoadConfigTests(LoadConfigTestCase):
 
     def test_follow_needs_no_database(self) -> None:
         """For ``follow``, a link suffices; the database may be SQLite."""
-        config = self.load(
-            HOMESERVER, "database: {name: sqlite3}\n", purpose=Purpose.FOLLOW
-        )
+        config = self.load(HOMESERVER, "database: {name: sqlite3}\n", purpose="follow")
         self.assertIsNone(config.database)
         self.assertEqual(config.listeners, ())
 

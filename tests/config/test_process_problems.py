@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from synapse_replication.config.process import (
-    Purpose,
     load_config,
 )
 from synapse_replication.errors import ConfigError
@@ -216,9 +215,9 @@ synapse_replication:
 
     def test_worker_name(self) -> None:
         """A worker must have a name, and the main process must not."""
-        (invalid,) = self.problems_of(HOMESERVER, purpose=Purpose.WORKER)
+        (invalid,) = self.problems_of(HOMESERVER, purpose="worker")
         self.assertIn("worker_name: is missing", invalid)
-        (invalid,) = self.problems_of(HOMESERVER, WORKER, purpose=Purpose.MAIN)
+        (invalid,) = self.problems_of(HOMESERVER, WORKER, purpose="main")
         self.assertIn(
             "worker_name: the main process must not have a worker_name", invalid
         )

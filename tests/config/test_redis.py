@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from synapse_replication.config.process import Purpose, load_config
+from synapse_replication.config.process import load_config
 from synapse_replication.errors import ConfigError
 from synapse_replication.redis.options import (
     RedisOptions,
@@ -30,7 +30,7 @@ class RedisTests(FilesMixin):
     """Tests for the section ``redis``; more are in test_process.py."""
 
     def load(self, text: str) -> RedisOptions:
-        config = load_config([self.write("1.yaml", text)], Purpose.FOLLOW)
+        config = load_config([self.write("1.yaml", text)], "follow")
         assert config.redis is not None
         return config.redis
 

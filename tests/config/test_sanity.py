@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from synapse_replication.config.process import Purpose, load_config
+from synapse_replication.config.process import load_config
 from synapse_replication.errors import ConfigError
 from tests.support.config_files import FilesMixin
 
@@ -35,7 +35,7 @@ class SanityTests(FilesMixin):
         )
         path = self.write("h.yaml", text)
         try:
-            self.warnings = load_config([path], Purpose.MAIN).warnings
+            self.warnings = load_config([path], "main").warnings
         except ConfigError as error:
             return [str(each).split(": ", 1)[1] for each in error.problems]
         return []
@@ -63,7 +63,7 @@ class SanityTests(FilesMixin):
         self.assertEqual(self.problems_of(more=others), [])
         text = "server_name: x.test\nsynapse-replication: {streams: [typing]}\n"
         with self.assertRaises(ConfigError) as caught:
-            load_config([self.write("h.yaml", text)], Purpose.MAIN)
+            load_config([self.write("h.yaml", text)], "main")
         keys = {problem.key for problem in caught.exception.problems}
         self.assertIn("synapse-replication", keys)
 
