@@ -38,12 +38,11 @@ from synapse_replication.streams.table import TableStream
 from synapse_replication.transport.tls import TlsConfig
 from synapse_replication.wire.pending_lines import PendingLimit
 
+#: A stream's declaration.
 DeclaredStream: TypeAlias = StandardStream | TableStream | InMemory
-"""A stream's declaration."""
 
-
+#: An option, what is wrong with it, and the hint.
 _Finding: TypeAlias = tuple[str, str, str]
-"""An option, what is wrong with it, and the hint."""
 _Types: TypeAlias = type | tuple[type, ...]
 
 _DATABASE_HINT = 'pass libpq\'s parameters, for instance {"dbname": "shop"}'

@@ -60,10 +60,10 @@ class InvalidValueError(ValueError):
         self.hint = hint
 
 
+#: A port number.
 Port: TypeAlias = Annotated[int, Meta(ge=1, le=65535)]
-"""A port number."""
+#: A text that is never logged.
 Secret: TypeAlias = Annotated[str, Meta(extra={"is_secret": True})]
-"""A text that is never logged."""
 
 
 def not_empty(values: list[str]) -> list[str]:

@@ -32,8 +32,8 @@ _MAX_VALUES = 100_000
 #: The part of an error of PyYAML that repeats the name of an alias or a tag.
 _NAMED = re.compile(r"\b(alias|tag handle|tag) '.*", re.DOTALL)
 
+#: The path of a value: keys of mappings, and indices of lists from 0.
 KeyPath: TypeAlias = tuple[str | int, ...]
-"""The path of a value: keys of mappings, and indices of lists from 0."""
 
 
 def dotted(path: KeyPath) -> str:

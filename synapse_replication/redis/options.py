@@ -17,8 +17,8 @@ from synapse_replication.transport.tls import TlsConfig
 #: The default time limit of connecting, in s.
 CONNECT_TIMEOUT = 10.0
 
+#: A host and a port.
 HostPort: TypeAlias = tuple[str, int]
-"""A host and a port."""
 
 
 @attrs.frozen

@@ -38,9 +38,8 @@ from synapse_replication.streams.writer_positions import PLAUSIBLE_DISTANCE
 #: Default limit of the rows per page of a catch-up.
 PAGE_ROWS = 2000
 
-
+#: See :class:`~synapse_replication.streams.stream.DrainableStream`.
 FindRemovedWriters: TypeAlias = Callable[[], Awaitable[Mapping[str, RemovedWriter]]]
-"""See :class:`~synapse_replication.streams.stream.DrainableStream`."""
 
 
 class WriterIds(Protocol):

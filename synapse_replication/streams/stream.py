@@ -15,9 +15,9 @@ from msgspec import Struct
 from synapse_replication.streams.rows import RowCodec, decode_json
 from synapse_replication.streams.tokens import MultiWriterStreamToken, PersistedPosition
 
+#: A decoded JSON value: ``None``, ``bool``, ``int``, ``float``, ``str``, ``list`` or
+#: ``dict`` with ``str`` keys.
 JsonValue: TypeAlias = Any
-"""A decoded JSON value: ``None``, ``bool``, ``int``, ``float``, ``str``, ``list`` or
-``dict`` with ``str`` keys."""
 
 
 class EncodedUpdates(Sequence[tuple[int, JsonValue]]):
@@ -88,12 +88,12 @@ class StreamUpdateResult(Struct, frozen=True):
     epoch: str | None = None
 
 
+#: ``(instance_name, from_token, upto_token, limit) -> rows``. The lower bound is
+#: exclusive, the upper bound inclusive. ``limit`` counts rows and is approximate: a
+#: page may be longer so as not to split a token.
 UpdateFunction: TypeAlias = Callable[
     [str, int, int, int], Awaitable[StreamUpdateResult]
 ]
-"""``(instance_name, from_token, upto_token, limit) -> rows``. The lower bound is
-exclusive, the upper bound inclusive. ``limit`` counts rows and is approximate: a page
-may be longer so as not to split a token."""
 
 
 class StreamDescription(Struct, frozen=True):

@@ -29,11 +29,11 @@ SKIP_FOR = 30.0
 #: rows are not in its backlog (410).
 _ORDERLY_REFUSALS = frozenset({409, 410})
 
+#: ``(stream_name, instance_name, epoch, from_token, upto_token) -> rows``; fails with
+#: :exc:`~synapse_replication.errors.HttpCatchUpError`.
 RequestRows: TypeAlias = Callable[
     [str, str, str, int, int], Awaitable[StreamUpdateResult]
 ]
-"""``(stream_name, instance_name, epoch, from_token, upto_token) -> rows``; fails with
-:exc:`~synapse_replication.errors.HttpCatchUpError`."""
 
 
 @attrs.define(eq=False, repr=False)
