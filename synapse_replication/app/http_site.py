@@ -16,10 +16,7 @@ from synapse_replication.config.listener_safety import Listener
 from synapse_replication.config.replication_options import ReplicationOptions
 from synapse_replication.handlers.events import RequestRefused
 from synapse_replication.http.resource import ReplicationResource
-from synapse_replication.instrumentation.status.model import (
-    ProcessStatus,
-    encode_status,
-)
+from synapse_replication.instrumentation.status import model
 from synapse_replication.streams.backlog import Backlog
 
 #: The beginning of the paths of rows, which require the secret if there is one.
@@ -62,7 +59,7 @@ def metrics_resource(registry: CollectorRegistry) -> GetResource:
     return GetResource(CONTENT_TYPE_LATEST, lambda request: generate_latest(registry))
 
 
-def ready_resource(snapshot: Callable[[], ProcessStatus]) -> GetResource:
+def ready_resource(snapshot: Callable[[], model.ProcessStatus]) -> GetResource:
     """Return a resource that responds with ``ready``, or 503 and reasons, one a line.
 
     :param snapshot: returns the current status.
@@ -77,7 +74,7 @@ def ready_resource(snapshot: Callable[[], ProcessStatus]) -> GetResource:
     return GetResource(_TEXT, respond)
 
 
-def status_json_resource(snapshot: Callable[[], ProcessStatus]) -> GetResource:
+def status_json_resource(snapshot: Callable[[], model.ProcessStatus]) -> GetResource:
     """Return a resource that responds with the status as JSON.
 
     :param snapshot: returns the current status.
@@ -85,12 +82,12 @@ def status_json_resource(snapshot: Callable[[], ProcessStatus]) -> GetResource:
 
     def respond(request: Any) -> bytes:
         request.setHeader(b"Cache-Control", b"no-store")
-        return encode_status(snapshot())
+        return model.encode_status(snapshot())
 
     return GetResource("application/json", respond)
 
 
-def status_page_resource(snapshot: Callable[[], ProcessStatus]) -> GetResource:
+def status_page_resource(snapshot: Callable[[], model.ProcessStatus]) -> GetResource:
     """Return a resource that responds with the status page.
 
     It responds to ``?part=body`` with the part of the page that changes. The page's
@@ -118,7 +115,7 @@ def status_page_resource(snapshot: Callable[[], ProcessStatus]) -> GetResource:
 def make_root(
     resources: frozenset[str],
     registry: CollectorRegistry,
-    snapshot: Callable[[], ProcessStatus],
+    snapshot: Callable[[], model.ProcessStatus],
     replication: Resource | None = None,
 ) -> Resource:
     """Return the root resource of one listener.
@@ -152,7 +149,7 @@ def make_sites(
     host: StandaloneHost,
     backlog: Backlog | None,
     registry: CollectorRegistry,
-    snapshot: Callable[[], ProcessStatus],
+    snapshot: Callable[[], model.ProcessStatus],
 ) -> Iterator[tuple[Listener, BoundedSite]]:
     """Yield each HTTP listener of a process, and what it serves.
 
@@ -168,7 +165,7 @@ def make_sites(
         host.observer,
         epoch=None if backlog is None else host.identity.instance_id,
         backlog=backlog,
-        status=lambda: encode_status(snapshot()),
+        status=lambda: model.encode_status(snapshot()),
     )
 
     def refused(status: int, why: str) -> None:

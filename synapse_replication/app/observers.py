@@ -10,12 +10,9 @@ from twisted.logger import Logger
 from synapse_replication.handlers.handler import ReplicationCommandHandler
 from synapse_replication.handlers.observer import CompositeObserver, ReplicationObserver
 from synapse_replication.handlers.timer import Timer, until_next
+from synapse_replication.instrumentation import prometheus
 from synapse_replication.instrumentation.hooks import ReplicationHooks
 from synapse_replication.instrumentation.logs import LoggingObserver
-from synapse_replication.instrumentation.prometheus import (
-    PrometheusObserver,
-    ReplicationMetrics,
-)
 from synapse_replication.instrumentation.status.observer import StatusObserver
 from synapse_replication.instrumentation.status.stalls import StallLog
 from synapse_replication.instrumentation.turns import ReactorTurns
@@ -46,7 +43,7 @@ class ProcessObservers:
         server_name: str,
         clock: Clock,
         status: StatusObserver,
-        metrics: ReplicationMetrics,
+        metrics: prometheus.ReplicationMetrics,
         logger: Logger,
         spans: SpanExport | None,
     ) -> None:
@@ -62,7 +59,7 @@ class ProcessObservers:
             status.snapshot,
             lambda what, error: self.observer.failure(what, error),
         )
-        self.metrics = PrometheusObserver(
+        self.metrics = prometheus.PrometheusObserver(
             metrics, server_name, status=status, turns=self._turns
         )
         observers = [status, self.hooks, self.metrics, LoggingObserver(logger)]

@@ -43,6 +43,7 @@ from synapse_replication.errors import (
     StorageError,
     StreamConfigurationError,
 )
+from synapse_replication.handlers import interfaces
 from synapse_replication.handlers.admission import DeclaredWriters
 from synapse_replication.handlers.epochs import PeerEpochs
 from synapse_replication.handlers.extension.extension import ReplicationExtension
@@ -51,12 +52,6 @@ from synapse_replication.handlers.handler import (
     ReplicationCommandHandler,
 )
 from synapse_replication.handlers.host_parts import ReactorClock
-from synapse_replication.handlers.interfaces import (
-    ClosableSink,
-    CommandSink,
-    Identity,
-    RowSink,
-)
 from synapse_replication.handlers.receiving.partial_resync import PartialResync
 from synapse_replication.handlers.sending.streamer import (
     ReplicationStreamer,
@@ -168,9 +163,9 @@ class Replication(Service):
         self,
         reactor: Any,
         options: ReplicationOptions,
-        sink: RowSink | None = None,
+        sink: interfaces.RowSink | None = None,
         *,
-        command_sink: CommandSink | None = None,
+        command_sink: interfaces.CommandSink | None = None,
         modules: Sequence[Callable[[StandaloneHost], Any]] = (),
     ) -> None:
         if problems := options.find_problems():
@@ -218,7 +213,7 @@ class Replication(Service):
             most = database.max_connections
             self._database = Database(database.conninfo, reactor, max_connections=most)
         self.host = StandaloneHost(
-            Identity(
+            interfaces.Identity(
                 options.server_name, options.instance_name, secrets.token_urlsafe(12)
             ),
             self._clock,
@@ -229,7 +224,7 @@ class Replication(Service):
                 self._client.for_stream(name), self._clock, random.random
             ),
         )
-        self.sink: RowSink = PositionsOnlySink() if sink is None else sink
+        self.sink: interfaces.RowSink = PositionsOnlySink() if sink is None else sink
         if command_sink is not None:
             self.host.commands = command_sink
         self._backlog: Backlog | None = None
@@ -434,12 +429,12 @@ class Replication(Service):
 
     def _add_sinks(self, setup: StreamSetup) -> None:
         host, sink = self.host, self.sink
-        check_sink(sink, RowSink, self._options, "sink")
-        check_sink(host.commands, CommandSink, self._options, "command_sink")
+        check_sink(sink, interfaces.RowSink, self._options, "sink")
+        check_sink(host.commands, interfaces.CommandSink, self._options, "command_sink")
         host.set_sink(sink, setup.largest_token)
         self._observers.status.damage = getattr(sink, "damage", "")
         for each in (sink, host.commands):
-            if isinstance(each, ClosableSink):
+            if isinstance(each, interfaces.ClosableSink):
                 self._stops.add(f"closing {type(each).__name__}", each.close)
 
     def _make_handler(self) -> ReplicationCommandHandler:

@@ -55,10 +55,7 @@ from synapse_replication.storage.row_queries import queries_of
 from synapse_replication.storage.schema import prepare_database
 from synapse_replication.storage.sequences import limit_positions, read_stored_positions
 from synapse_replication.streams.memory import InMemory, MemoryStream
-from synapse_replication.streams.standard.registry import (
-    STANDARD_STREAMS,
-    StandardStream,
-)
+from synapse_replication.streams.standard import registry
 from synapse_replication.streams.table import TableStream
 from synapse_replication.streams.writer_positions import FIRST_POSITION
 
@@ -205,7 +202,7 @@ class StreamSetup:
                 await self._report_initial_positions(stream, sink)
 
     def _may_be_absent(self, name: str) -> bool:
-        is_default = self._options.streams == tuple(STANDARD_STREAMS)
+        is_default = self._options.streams == tuple(registry.STANDARD_STREAMS)
         return is_default and name != _OF_EACH_VERSION
 
     async def _check_columns(self, declared: TableStream) -> None:
@@ -278,7 +275,7 @@ class StreamSetup:
             return self._make_in_memory(
                 declared, max_rows=declared.max_rows, max_bytes=declared.max_bytes
             )
-        if isinstance(declared, StandardStream) and declared.held_in_memory:
+        if isinstance(declared, registry.StandardStream) and declared.held_in_memory:
             return self._make_in_memory(declared)
         ids, finder = await self._make_ids(declared)
         return PostgresStream(
@@ -292,7 +289,7 @@ class StreamSetup:
         )
 
     async def _make_ids(
-        self, declared: StandardStream | TableStream
+        self, declared: registry.StandardStream | TableStream
     ) -> tuple[ReaderIds, RemovedWriterFinder]:
         stream = self._id_streams[declared.name]
         await self._get_database().transact(
@@ -348,7 +345,7 @@ class StreamSetup:
         return self._database
 
     def _make_in_memory(
-        self, declared: StandardStream | InMemory, **bounds: int
+        self, declared: registry.StandardStream | InMemory, **bounds: int
     ) -> MemoryStream:
         stream = MemoryStream(
             declared.description,

@@ -13,12 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from synapse_replication.config import models
-from synapse_replication.config.listener_safety import (
-    Listener,
-    interface_of,
-    split_description,
-)
+from synapse_replication.config import listener_safety, models
 from synapse_replication.config.sections import Section
 from synapse_replication.config.yaml_files import (
     OWN_SECTION,
@@ -95,7 +90,7 @@ def mistyped_keys(values: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def clashing_listeners(
-    key: str, listeners: Sequence[Listener], descriptions: Sequence[str]
+    key: str, listeners: Sequence[listener_safety.Listener], descriptions: Sequence[str]
 ) -> Iterator[Finding]:
     """Find listeners of one process with the same socket, or address and port.
 
@@ -112,12 +107,12 @@ def clashing_listeners(
         else:
             wanted.append(((key, index, "port"), listener.port, listener.addresses))
     for index, description in enumerate(descriptions):
-        kind, arguments, named = split_description(description)
+        kind, arguments, named = listener_safety.split_description(description)
         port = named.get("port") or (arguments[0] if arguments else "")
         if kind in ("tcp", "tcp6", "ssl") and port.isascii() and port.isdigit():
             path: KeyPath = (OWN_SECTION, "direct_tcp", "listen", index)
             every = "::" if kind == "tcp6" else "0.0.0.0"
-            interface = interface_of(kind, arguments, named) or every
+            interface = listener_safety.interface_of(kind, arguments, named) or every
             wanted.append((path, int(port), [interface]))
     for index, (path, where, addresses) in enumerate(wanted):
         for _, other, others in wanted[:index]:

@@ -36,16 +36,11 @@ import attrs
 import hiredis
 
 from synapse_replication.errors import ServerStartError
-from synapse_replication.testing import server_binaries
-from synapse_replication.testing.private_process import (
-    STOP_TIMEOUT,
-    PrivateServer,
-    free_port,
-)
+from synapse_replication.testing import private_process, server_binaries
 
 
 @attrs.define(eq=False, repr=False, slots=False)
-class PrivatePostgres(PrivateServer):
+class PrivatePostgres(private_process.PrivateServer):
     """A PostgreSQL server.
 
     :param durable: whether to leave ``fsync`` and ``full_page_writes`` on, as
@@ -115,7 +110,7 @@ class PrivatePostgres(PrivateServer):
             os.chown(self.directory, self._run_as.pw_uid, self._run_as.pw_gid)
             self._check_access(self._run_as)
         if self._tcp:
-            self.port = free_port()
+            self.port = private_process.free_port()
         self._initdb()
         data = self.directory / "data"
         owners = {pwd.getpwuid(os.geteuid()).pw_name}
@@ -265,7 +260,7 @@ def tls_lines(port: int, tls: RedisTls) -> list[str]:
 
 
 @attrs.define(eq=False, repr=False, slots=False)
-class PrivateRedis(PrivateServer):
+class PrivateRedis(private_process.PrivateServer):
     """A Redis server without persistence, on a loopback port and a Unix socket.
 
     :param password: the password of the default user.
@@ -303,7 +298,7 @@ class PrivateRedis(PrivateServer):
         ``-``.
         """
         with socket.socket(socket.AF_UNIX) as connection:
-            connection.settimeout(STOP_TIMEOUT)
+            connection.settimeout(private_process.STOP_TIMEOUT)
             connection.connect(str(self.socket_path))
             if self.password is not None:
                 call_redis(connection, "AUTH", self.password)
@@ -323,7 +318,7 @@ class PrivateRedis(PrivateServer):
             raise ServerStartError(
                 f"{self._binary} was built without TLS; install Debian's redis-server"
             )
-        self.port = free_port()
+        self.port = private_process.free_port()
         lines = [
             f"bind {self.host}",
             f"port {self.port}",
@@ -338,7 +333,7 @@ class PrivateRedis(PrivateServer):
         if self.password is not None:
             lines.append(f'requirepass "{self.password}"')
         if self._tls is not None:
-            self.tls_port = free_port()
+            self.tls_port = private_process.free_port()
             lines += tls_lines(self.tls_port, self._tls)
         lines += [f"{key} {value}" for key, value in (self._settings or {}).items()]
         config = self.directory / "redis.conf"
