@@ -45,8 +45,7 @@ from synapse_replication.errors import RowDecodeError, StorageError
 from synapse_replication.handlers.data_handler import AdvancingStream
 from synapse_replication.handlers.events import RemovedWriterFound
 from synapse_replication.handlers.interfaces import PositionSink, RowSink
-from synapse_replication.handlers.timer import Backoff
-from synapse_replication.storage.database import Database
+from synapse_replication.storage.database import Database, first_line, until_available
 from synapse_replication.storage.id_streams import IdStream, check_tables, read_sequence
 from synapse_replication.storage.postgres_stream import PostgresStream, WriterIds
 from synapse_replication.storage.removed_writer_search import RemovedWriterFinder
@@ -63,9 +62,6 @@ if TYPE_CHECKING:
     from synapse_replication.storage.id_generators import MultiWriterIdGenerator
 
 _log = Logger()
-
-#: The delay between two attempts to reach the database at startup.
-_BACKOFF = Backoff(0.5, 5.0, 1.5)
 
 #: The number of ids, counted back from the newest, among which a new writer of a stream
 #: searches for earlier rows of its own.
@@ -144,7 +140,7 @@ class StreamSetup:
         except psycopg2.errors.InsufficientPrivilege as error:
             raise self._options.error(
                 "database",
-                f"PostgreSQL refuses access: {_first_line(error)}",
+                f"PostgreSQL refuses access: {first_line(error)}",
                 "use the role that owns the tables and sequences, or GRANT the "
                 "configured role SELECT on them, USAGE on the sequences and ALL on "
                 "stream_positions",
@@ -155,13 +151,13 @@ class StreamSetup:
         ) as error:
             raise self._options.error(
                 "streams",
-                f"a replicated stream is not in this database: {_first_line(error)}",
+                f"a replicated stream is not in this database: {first_line(error)}",
                 self._missing_table_hint(),
             ) from error
         except psycopg2.Error as error:
             raise StorageError(
                 "PostgreSQL rejected a query at the start of replication: "
-                f"{_first_line(error)}"
+                f"{first_line(error)}"
             ) from error
 
     def _missing_table_hint(self) -> str:
@@ -448,39 +444,13 @@ class StreamSetup:
                 for name, stream in streams.items()
             }
 
-        clock = self._host.clock
-        for attempt in itertools.count(1):
-            try:
-                self._stored = await self._get_database().transact(
-                    "positions_at_start", read
-                )
-            except (psycopg2.OperationalError, psycopg2.errors.UndefinedTable) as error:
-                delay = _BACKOFF.delay(attempt)
-                _log.warn(
-                    "Cannot read the stored positions: {why}; retrying in "
-                    "{delay:.1f} s",
-                    why=_explain(error),
-                    delay=delay,
-                )
-                await clock.sleep(delay)
-            else:
-                return
+        self._stored = await until_available(
+            self._host.clock,
+            "read the stored positions",
+            lambda: self._get_database().transact("positions_at_start", read),
+        )
 
 
 async def _settle(waiting: Awaitable[None] | None) -> None:
     if waiting is not None:
         await waiting
-
-
-def _first_line(error: psycopg2.Error) -> str:
-    return str(error).strip().partition("\n")[0].strip()
-
-
-def _explain(error: psycopg2.Error) -> str:
-    why = " ".join(_first_line(error).split())
-    if isinstance(error, psycopg2.errors.UndefinedTable) and "stream_positions" in why:
-        why += (
-            "; start a process that creates it, or run: synapse-replication init-db "
-            "-c FILE"
-        )
-    return why

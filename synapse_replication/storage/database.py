@@ -34,8 +34,8 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol, TypeVar
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import psycopg2
 import psycopg2.errors
@@ -48,7 +48,11 @@ from twisted.python.failure import Failure
 from twisted.python.threadpool import ThreadPool
 
 from synapse_replication.errors import StorageError
+from synapse_replication.handlers.timer import Backoff
 from synapse_replication.transport.error_text import error_text
+
+if TYPE_CHECKING:
+    from synapse_replication.handlers.interfaces import Clock
 
 T = TypeVar("T")
 
@@ -57,6 +61,9 @@ MAX_ATTEMPTS = 6
 
 #: The most reconnections within one transaction.
 MAX_RECONNECTS = 1
+
+#: The delays between attempts to reach the database at the start of a process.
+_BACKOFF = Backoff(0.5, 5.0, 1.5)
 
 _log = Logger()
 
@@ -99,6 +106,44 @@ def connect(
         return psycopg2.connect(conninfo)
     connection: psycopg2.extensions.connection = psycopg2.connect(**conninfo)
     return connection
+
+
+async def until_available(
+    clock: Clock, what: str, attempt: Callable[[], Awaitable[T]]
+) -> T:
+    """Repeat an attempt until the database, and its ``stream_positions``, is available.
+
+    :param what: describes the attempt in the log.
+    """
+    failures = 0
+    while True:
+        try:
+            return await attempt()
+        except (psycopg2.OperationalError, psycopg2.errors.UndefinedTable) as error:
+            failures += 1
+            delay = _BACKOFF.delay(failures)
+            _log.warn(
+                "Cannot {what}: {why}; retrying in {delay:.1f} s",
+                what=what,
+                why=_explain(error),
+                delay=delay,
+            )
+            await clock.sleep(delay)
+
+
+def first_line(error: psycopg2.Error) -> str:
+    """Return the first line of the text of an error."""
+    return str(error).strip().partition("\n")[0].strip()
+
+
+def _explain(error: psycopg2.Error) -> str:
+    why = " ".join(first_line(error).split())
+    if isinstance(error, psycopg2.errors.UndefinedTable) and "stream_positions" in why:
+        why += (
+            "; start a process that creates it, or run: synapse-replication init-db "
+            "-c FILE"
+        )
+    return why
 
 
 class _DaemonThread(threading.Thread):

@@ -15,7 +15,6 @@ the first still holds the lock; it is reported, and the lock is not used any mor
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -25,8 +24,8 @@ from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
 from synapse_replication.errors import StorageError
-from synapse_replication.handlers.timer import Backoff, Timer
-from synapse_replication.storage.database import TransactionRunner
+from synapse_replication.handlers.timer import Timer
+from synapse_replication.storage.database import TransactionRunner, until_available
 from synapse_replication.storage.name_lock import (
     RETRY_INTERVAL,
     WAIT,
@@ -39,8 +38,6 @@ from synapse_replication.transport.error_text import error_text
 if TYPE_CHECKING:
     from synapse_replication.handlers.interfaces import Clock
 
-#: The delays between attempts to reach the database.
-_BACKOFF = Backoff(0.5, 5.0, 1.5)
 #: The interval at which the lock is checked, in s.
 LOCK_CHECK_INTERVAL = 5.0
 
@@ -73,20 +70,8 @@ class WriterLock:
 
         :raises StorageError: if another process holds it for too long.
         """
-        for attempt in itertools.count(1):
-            try:
-                await self._hold()
-            except psycopg2.OperationalError as error:
-                delay = _BACKOFF.delay(attempt)
-                _log.warn(
-                    "Cannot lock the name {name}: {error}; retrying in {delay:.1f} s",
-                    name=self._instance_name,
-                    error=error_text(error),
-                    delay=delay,
-                )
-                await self._clock.sleep(delay)
-            else:
-                break
+        what = f"lock the name {self._instance_name}"
+        await until_available(self._clock, what, self._hold)
         self._check_later()
 
     def stop(self) -> None:
