@@ -7,7 +7,7 @@ from typing import Any
 
 import attrs
 
-from synapse_replication.errors import CatchUpError, LocalProtocolError
+from synapse_replication.errors import LocalProtocolError
 from synapse_replication.handlers.data_handler import (
     LargestToken,
     ReplicationDataHandler,
@@ -46,12 +46,6 @@ class PositionsOnlySink:
 
     def on_position(self, stream_name: str, instance_name: str, token: int) -> None:
         """Ignore the position."""
-
-
-def _fail_without_client(name: str) -> UpdateFunction:
-    raise CatchUpError(
-        f"rows of {name} cannot be requested: this host has no HTTP client"
-    )
 
 
 class CommandsOut:
@@ -163,8 +157,8 @@ class StandaloneHost:
     clock: ReactorClock
     observer: ReplicationObserver
     hooks: ReplicationHooks
+    fetch_from_writer: Callable[[str], UpdateFunction]
     _stores_user_ips: bool = False
-    fetch_from_writer: Callable[[str], UpdateFunction] = _fail_without_client
     run_as_background_process: BackgroundProcesses = attrs.field(init=False)
     streams: StreamTable = attrs.field(factory=StreamTable, init=False)
     outgoing: CommandsOut = attrs.field(factory=CommandsOut, init=False)

@@ -219,10 +219,10 @@ class Replication(Service):
             self._clock,
             self._observer,
             self.hooks,
-            options.stores_user_ips,
             lambda name: with_retries(
                 self._client.for_stream(name), self._clock, random.random
             ),
+            options.stores_user_ips,
         )
         self.sink: interfaces.RowSink = PositionsOnlySink() if sink is None else sink
         if command_sink is not None:

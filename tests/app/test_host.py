@@ -16,11 +16,11 @@ from synapse_replication.app.host import (
 )
 from synapse_replication.app.service import Replication
 from synapse_replication.config.process import load_config
-from synapse_replication.errors import CatchUpError
 from synapse_replication.handlers import interfaces
 from synapse_replication.handlers.host_parts import ReactorClock
 from synapse_replication.handlers.interfaces import Identity
 from synapse_replication.handlers.observer import ReplicationObserver
+from synapse_replication.http.client import HttpCatchUpClient
 from synapse_replication.streams.memory import MemoryStream
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS
 from synapse_replication.text import process_label
@@ -41,12 +41,14 @@ def typing_stream() -> MemoryStream:
 
 class StandaloneHostTests(FilesMixin):
     def make(self) -> StandaloneHost:
-        clock = ReactorClock(Clock())
+        reactor = Clock()
+        clock = ReactorClock(reactor)
         return StandaloneHost(
             Identity("x.test", "writer1", "an id"),
             clock,
             ReplicationObserver(),
             silent_hooks(clock),
+            HttpCatchUpClient(None, {}, None, reactor).for_stream,
         )
 
     def test_identity(self) -> None:
@@ -59,11 +61,6 @@ class StandaloneHostTests(FilesMixin):
         )
         self.assertEqual((one.server_name, one.instance_name), ("x.test", "writer1"))
         self.assertNotEqual(one.instance_id, two.instance_id)
-
-    def test_without_client(self) -> None:
-        """Without an HTTP client, an error names the stream."""
-        with self.assertRaisesRegex(CatchUpError, "rows of cursors cannot"):
-            self.make().fetch_from_writer("cursors")
 
     def test_rows_advance_streams(self) -> None:
         """

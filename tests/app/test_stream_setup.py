@@ -141,9 +141,7 @@ class StreamSetupTests(TestCase):
             clock,
             self.observer,
             silent_hooks(clock),
-            fetch_from_writer=lambda name: with_retries(
-                client.for_stream(name), clock, random.random
-            ),
+            lambda name: with_retries(client.for_stream(name), clock, random.random),
         )
         self.setup = StreamSetup(config, host, self.database, reactor)  # type: ignore[arg-type]
         await self.setup.add_streams(sink)

@@ -33,6 +33,7 @@ from synapse_replication.handlers.sending.streamer import (
     StreamerOptions,
 )
 from synapse_replication.handlers.timer import Backoff
+from synapse_replication.http.client import HttpCatchUpClient
 from synapse_replication.redis.link import RedisReplicationLink
 from synapse_replication.redis.options import RedisOptions
 from synapse_replication.storage.id_generators import (
@@ -112,6 +113,7 @@ class Process:
             clock,
             self.watcher,
             silent_hooks(clock, self.watcher),
+            HttpCatchUpClient(None, {}, None, self.reactor).for_stream,
         )
         self.epochs = PeerEpochs()
         self.backlog: Backlog | None = None

@@ -25,6 +25,7 @@ from synapse_replication.handlers.handler import (
 from synapse_replication.handlers.host_parts import ReactorClock
 from synapse_replication.handlers.interfaces import Identity
 from synapse_replication.handlers.sending.streamer import ReplicationStreamer
+from synapse_replication.http.client import HttpCatchUpClient
 from synapse_replication.instrumentation.prometheus import (
     PrometheusObserver,
     ReplicationMetrics,
@@ -124,6 +125,7 @@ class Process:
             self.clock,
             self.observer,
             silent_hooks(self.clock),
+            HttpCatchUpClient(None, {}, None, reactor).for_stream,
         )
         sources = sources or [Source(name) for name in STANDARD_STREAMS]
         for source in sources:
