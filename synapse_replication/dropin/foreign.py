@@ -9,22 +9,20 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 
 from synapse_replication.dropin.host_code import host_attribute
 from synapse_replication.dropin.observer import observer_of
 from synapse_replication.handlers.handler import ReplicationCommandHandler
+from synapse_replication.handlers.interfaces import (
+    ConnectionHandler,
+    ReplicationConnection,
+)
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.handlers.redaction import without_secrets
 from synapse_replication.wire import commands, rdata
-
-if TYPE_CHECKING:
-    from synapse_replication.handlers.interfaces import (
-        ConnectionHandler,
-        ReplicationConnection,
-    )
 
 
 class ForeignConnection:

@@ -17,19 +17,16 @@ import importlib
 import inspect
 from collections.abc import Awaitable, Callable, Iterable
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from twisted.internet.error import AlreadyCancelled
 
 from synapse_replication.dropin.background import BackgroundProcessPool
 from synapse_replication.dropin.host_streams import HostStream, HostStreams
-from synapse_replication.handlers.interfaces import Identity, SyncingUser
+from synapse_replication.handlers.interfaces import DelayedCall, Identity, SyncingUser
 from synapse_replication.instrumentation.hooks import ReplicationHooks
 from synapse_replication.streams.standard.registry import MAIN_INSTANCE
 from synapse_replication.wire import commands
-
-if TYPE_CHECKING:
-    from synapse_replication.handlers.interfaces import DelayedCall
 
 
 class HostClock:

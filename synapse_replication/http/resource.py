@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from msgspec.structs import replace
 from twisted.internet.defer import Deferred
@@ -46,6 +46,7 @@ from synapse_replication.handlers.events import (
     RequestRefused,
     RowsServed,
 )
+from synapse_replication.handlers.interfaces import StreamDirectory
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.streams.backlog import Backlog
 from synapse_replication.streams.rows import decode_json, encode_json
@@ -56,9 +57,6 @@ from synapse_replication.streams.stream import (
     StreamUpdateResult,
 )
 from synapse_replication.wire.commands import parse_token
-
-if TYPE_CHECKING:
-    from synapse_replication.handlers.interfaces import StreamDirectory
 
 _ENDPOINT = b"get_repl_stream_updates"
 

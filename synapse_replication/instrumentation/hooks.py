@@ -17,7 +17,7 @@ docs/plugging-in.rst has examples.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from twisted.internet.defer import maybeDeferred
 from twisted.python.failure import Failure
@@ -25,6 +25,7 @@ from typing_extensions import override
 
 from synapse_replication.errors import HooksOverflowError
 from synapse_replication.handlers import events
+from synapse_replication.handlers.interfaces import Clock
 from synapse_replication.handlers.observer import ReplicationObserver, handles
 from synapse_replication.handlers.timer import Timer
 from synapse_replication.instrumentation.status.model import (
@@ -32,9 +33,6 @@ from synapse_replication.instrumentation.status.model import (
     ProcessStatus,
     StallReason,
 )
-
-if TYPE_CHECKING:
-    from synapse_replication.handlers.interfaces import Clock
 
 #: The maximum number of events that wait for delivery.
 MAX_WAITING = 1000

@@ -35,7 +35,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import psycopg2
 import psycopg2.errors
@@ -48,11 +48,9 @@ from twisted.python.failure import Failure
 from twisted.python.threadpool import ThreadPool
 
 from synapse_replication.errors import StorageError
+from synapse_replication.handlers.interfaces import Clock
 from synapse_replication.handlers.timer import Backoff
 from synapse_replication.transport.error_text import error_text
-
-if TYPE_CHECKING:
-    from synapse_replication.handlers.interfaces import Clock
 
 T = TypeVar("T")
 

@@ -16,7 +16,6 @@ the first still holds the lock; it is reported, and the lock is not used any mor
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import attrs
 import psycopg2
@@ -24,6 +23,7 @@ from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
 from synapse_replication.errors import StorageError
+from synapse_replication.handlers.interfaces import Clock
 from synapse_replication.handlers.timer import Timer
 from synapse_replication.storage.database import TransactionRunner, until_available
 from synapse_replication.storage.name_lock import (
@@ -34,9 +34,6 @@ from synapse_replication.storage.name_lock import (
     try_lock,
 )
 from synapse_replication.transport.error_text import error_text
-
-if TYPE_CHECKING:
-    from synapse_replication.handlers.interfaces import Clock
 
 #: The interval at which the lock is checked, in s.
 LOCK_CHECK_INTERVAL = 5.0
