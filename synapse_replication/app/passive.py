@@ -15,6 +15,7 @@ from typing import Any, NoReturn, TextIO
 import attrs
 from twisted.application.service import Service
 from twisted.internet.defer import Deferred, maybeDeferred
+from twisted.logger import Logger
 from typing_extensions import override
 
 from synapse_replication.config.endpoints import client_endpoint
@@ -23,7 +24,8 @@ from synapse_replication.config.redis import explained_redis_files
 from synapse_replication.errors import LocalProtocolError, ReplicationError
 from synapse_replication.handlers.host_parts import ReactorClock
 from synapse_replication.handlers.interfaces import ReplicationConnection
-from synapse_replication.handlers.observer import ReplicationObserver
+from synapse_replication.handlers.observer import CompositeObserver, ReplicationObserver
+from synapse_replication.instrumentation.logs import LoggingObserver
 from synapse_replication.redis.link import STOP_TIMEOUT
 from synapse_replication.redis.options import RedisOptions
 from synapse_replication.redis.resp import ReplyReader
@@ -154,6 +156,7 @@ class Follower(Service):
     :param tap: called with each line.
     :param finish: called when the links have stopped; it may return a coroutine.
     :param begin: called before the links are started.
+    :param observers: observers of the links, in addition to the log.
     :ivar started: fails when :meth:`fail` is called. Otherwise it never fires.
     :raises ConfigError: if an endpoint for direct TCP cannot be used.
     """
@@ -162,16 +165,17 @@ class Follower(Service):
     _reactor: Any
     _name: str
     _tap: Tap
-    _observer: ReplicationObserver
     _finish: Callable[[], object]
     _begin: Callable[[], object] = lambda: None
+    _observers: Sequence[ReplicationObserver] = attrs.field(default=(), kw_only=True)
     started: Deferred[None] = attrs.field(factory=Deferred, init=False)
     _starts: list[Callable[[], object]] = attrs.field(factory=list, init=False)
     _stops: list[Callable[[], Awaitable[None]]] = attrs.field(factory=list, init=False)
 
     def __attrs_post_init__(self) -> None:
         config, reactor, tap = self._config, self._reactor, self._tap
-        name, observer = config.server_name, self._observer
+        name = config.server_name
+        observer = CompositeObserver([LoggingObserver(Logger()), *self._observers])
         if config.redis is not None:
             link = PassiveRedisLink(reactor, config.redis, name, tap, observer)
             self._starts.append(link.start)

@@ -17,12 +17,10 @@ import attrs
 from msgspec.structs import asdict, replace
 from rich.console import Console
 from rich.text import Text
-from twisted.logger import Logger
 
 from synapse_replication.app.passive import Follower, Output
 from synapse_replication.config.process import ProcessConfig
 from synapse_replication.errors import RemoteProtocolError
-from synapse_replication.instrumentation.logs import LoggingObserver
 from synapse_replication.streams.rows import encode_json
 from synapse_replication.text import printable
 from synapse_replication.wire.commands import (
@@ -224,7 +222,6 @@ def make_follower(
     """
     output: Any = Output(out or sys.stdout, reactor, lambda error: follower.fail(error))
     follow = Follow(make_printer(output, as_json), filters, time.monotonic)
-    observer = LoggingObserver(Logger())
 
     def finish() -> None:
         if with_positions:
@@ -232,5 +229,5 @@ def make_follower(
                 sys.stderr.write(f"{stream} {writer} {token}\n")
         output.finish()
 
-    follower = Follower(config, reactor, "follow", follow.receive, observer, finish)
+    follower = Follower(config, reactor, "follow", follow.receive, finish)
     return follower

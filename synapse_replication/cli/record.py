@@ -15,20 +15,14 @@ from typing import Any
 
 import click
 from twisted.internet.task import LoopingCall
-from twisted.logger import Logger
 
 from synapse_replication.app.passive import Follower
 from synapse_replication.app.service_runner import run_service, start_logging
 from synapse_replication.cli import common
 from synapse_replication.config.process import ProcessConfig
 from synapse_replication.handlers.events import LinkDown
-from synapse_replication.handlers.observer import (
-    CompositeObserver,
-    ReplicationObserver,
-    handles,
-)
+from synapse_replication.handlers.observer import ReplicationObserver, handles
 from synapse_replication.instrumentation.log_file import LogFile
-from synapse_replication.instrumentation.logs import LoggingObserver
 from synapse_replication.recordings.writer import RecordingFiles, RecordingWriteError
 
 
@@ -68,9 +62,6 @@ def make_recorder(
 
         return do
 
-    observer = CompositeObserver(
-        [LoggingObserver(Logger()), _LossObserver(guarded(files.roll))]
-    )
     ticking = LoopingCall(guarded(files.tick))
     ticking.clock = reactor
 
@@ -84,9 +75,9 @@ def make_recorder(
         reactor,
         "record",
         guarded(files.write),
-        observer,
         finish,
         lambda: ticking.start(1.0, now=False),
+        observers=[_LossObserver(guarded(files.roll))],
     )
     return recorder
 

@@ -112,7 +112,6 @@ def make_meter(
     clock = ReactorClock(reactor)
     database = Database(config.database.conninfo, reactor, max_connections=1)
     registry = CollectorRegistry()
-    logs = LoggingObserver(Logger())
     metrics = PrometheusObserver(ReplicationMetrics(registry), config.server_name)
     output = Output(sys.stdout, reactor, lambda error: follower.fail(error))
     meter = LossMeter(
@@ -123,7 +122,7 @@ def make_meter(
         },
         database,
         clock,
-        CompositeObserver([metrics, logs]),
+        CompositeObserver([metrics, LoggingObserver(Logger())]),
         functools.partial(print_json if as_json else print_text, output),
         links=1 if config.redis is not None else len(config.tcp_connect),
         patience=patience,
@@ -133,7 +132,6 @@ def make_meter(
         with suppress(RemoteProtocolError):
             meter.receive(parse_command_from_line(line.decode("utf-8", "replace")))
 
-    observer = CompositeObserver([meter, logs])
     listening: list[Any] = []
 
     def begin() -> None:
@@ -158,5 +156,7 @@ def make_meter(
         else:
             print_summary(summary, sys.stderr)
 
-    follower = Follower(config, reactor, "follow", tap, observer, finish, begin)
+    follower = Follower(
+        config, reactor, "follow", tap, finish, begin, observers=[meter]
+    )
     return follower

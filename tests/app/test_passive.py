@@ -173,7 +173,6 @@ class FollowerTests(TestCase):
             reactor,
             "follow",
             lambda *_: None,
-            ReplicationObserver(),
             lambda: ended.append("finish"),
             lambda: ended.append("begin"),
         )
