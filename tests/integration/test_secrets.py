@@ -436,7 +436,7 @@ def _value(name: str, kind: str, error: BaseException) -> Any:
         return error
     if name == "why":
         return str(error)
-    return _VALUES[kind.partition(" ")[0].partition("[")[0]]
+    return _VALUES[kind.partition(" ")[0].partition("[")[0].removeprefix("events.")]
 
 
 class ConfigTests(SynchronousTestCase):
