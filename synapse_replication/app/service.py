@@ -632,15 +632,14 @@ def _modules_needed(options: ReplicationOptions) -> Iterator[str]:
     A start may wait for hours, for instance for PostgreSQL. If they were imported
     afterwards, a package that was upgraded meanwhile would be imported in part.
     """
-    package = __package__.rpartition(".")[0]
     if options.serves_http:
-        yield f"{package}.app.http_site"
+        yield "synapse_replication.app.http_site"
     if options.serves_http or options.has_direct_tcp:
-        yield f"{package}.config.endpoints"
+        yield "synapse_replication.config.endpoints"
     if options.has_direct_tcp:
-        yield f"{package}.tcp.factory"
+        yield "synapse_replication.tcp.factory"
     if any(map(options.writes, options.writers)):
-        yield f"{package}.storage.id_generators"
+        yield "synapse_replication.storage.id_generators"
 
 
 def _make_spans(options: ReplicationOptions) -> SpanExport | None:
