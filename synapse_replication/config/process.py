@@ -162,12 +162,7 @@ class _Checks:
                 MAIN_INSTANCE if name == "main" else name: location
                 for name, location in shared.instance_map.items()
             },
-            secret=read_secret(
-                shared.worker_replication_secret,
-                shared.worker_replication_secret_path,
-                ("worker_replication_secret",),
-                self._merged,
-            ),
+            secret=read_secret(shared, ("worker_replication_secret",), self._merged),
             stores_user_ips=self._stores_user_ips(instance_name, redis),
             federation_senders=tuple(shared.federation_sender_instances),
             row_sink=own.row_sink,

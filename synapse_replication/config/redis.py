@@ -28,9 +28,7 @@ def read_redis(section: RedisSection, merged: MergedFiles) -> RedisOptions | Non
 
     :return: ``None`` if Redis is not enabled.
     """
-    password = read_secret(
-        section.password, section.password_path, ("redis", "password"), merged
-    )
+    password = read_secret(section, ("redis", "password"), merged)
     if not section.enabled:
         return None
     for key in ("certificate_file", "private_key_file", "ca_file", "ca_path"):
@@ -79,9 +77,7 @@ def _path(name: str | None) -> Path | None:
 
 def _read_sentinel(section: SentinelSection, merged: MergedFiles) -> SentinelOptions:
     key = ("redis", "sentinel")
-    password = read_secret(
-        section.password, section.password_path, (*key, "password"), merged
-    )
+    password = read_secret(section, (*key, "password"), merged)
     if section.username is not None and password is None:
         merged.report(
             (*key, "username"),

@@ -257,18 +257,18 @@ def _record_lines(node: yaml.Node, path: KeyPath, lines: dict[KeyPath, int]) -> 
             _record_lines(value, item, lines)
 
 
-def read_secret(
-    inline: str | None, path: str | None, key: KeyPath, merged: MergedFiles
-) -> str | None:
+def read_secret(section: Struct, key: KeyPath, merged: MergedFiles) -> str | None:
     """Return a secret from its key, or from the file that ``<key>_path`` names.
 
     White space around the content of the file is removed.
 
-    :param inline: the value of the key.
-    :param path: the value of ``<key>_path``.
+    :param section: the section that has both keys.
     :return: ``None`` if neither is set, or there is a problem.
     """
-    path_key: KeyPath = (*key[:-1], f"{key[-1]}_path")
+    name = str(key[-1])
+    path_key: KeyPath = (*key[:-1], f"{name}_path")
+    inline: str | None = getattr(section, name)
+    path: str | None = getattr(section, f"{name}_path")
     if path is None:
         return inline
     if inline is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from twisted.trial.unittest import SynchronousTestCase
 
+from synapse_replication.config.models import RedisSection
 from synapse_replication.config.yaml_files import (
     MergedFiles,
     did_you_mean,
@@ -125,7 +126,8 @@ class ReadFilesTests(FilesMixin):
 class ReadSecretTests(FilesMixin):
     def secret(self, inline: str | None, path: str | None) -> str | None:
         merged = MergedFiles(("f.yaml",), {}, {})
-        found = read_secret(inline, path, ("redis", "password"), merged)
+        section = RedisSection(password=inline, password_path=path)
+        found = read_secret(section, ("redis", "password"), merged)
         self.problems += merged.problems
         return found
 
