@@ -25,12 +25,7 @@ import duckdb
 
 from synapse_replication.data_files import read_queries
 from synapse_replication.errors import PipelineError
-from synapse_replication.pipeline.audit.findings import (
-    AuditFinding,
-    Severity,
-    notes_of,
-    worst_first,
-)
+from synapse_replication.pipeline.audit.findings import AuditFinding, Severity, notes_of
 from synapse_replication.pipeline.schemas import ROWS_SCHEMA, WIRE_SCHEMA, with_texts
 from synapse_replication.pipeline.workspace import rows_of
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS
@@ -134,7 +129,7 @@ def collect_report(
     :param workspace: has the tables ``rows`` and ``wire``, which may be empty.
     :param has_rows: whether rows were read; otherwise, only recordings are given.
     :param has_wire: whether recordings were read.
-    :param findings: an audit's findings; ``None`` without an audit.
+    :param findings: an audit's findings, worst first; ``None`` without an audit.
     :param sources: descriptions of the sources, for display.
     :param window_s: the length of a plot's window, in s; ``None`` to choose it by the
         period of the data.
@@ -218,7 +213,6 @@ def _macros() -> str:
 
 
 def _count_findings(findings: Sequence[AuditFinding], data: ReportData) -> None:
-    findings = worst_first(findings)
     faults = [each for each in findings if each.severity is not Severity.INFO]
     data.findings = faults[:MAX_FINDINGS]
     data.notes = [
