@@ -164,18 +164,14 @@ class TableStream:
                     "write a plain SQL identifier: lower-case letters, digits and _, "
                     "at most 63 characters",
                 )
-        if not self.columns:
-            self._raise_invalid("columns", "", "name at least one column")
-        if len(set(self.column_names)) < len(self.columns):
-            self._raise_invalid(
-                "columns", ", ".join(self.column_names), "name each column once"
-            )
-        if not self.writers:
-            self._raise_invalid("writers", "", "name at least one instance")
-        if len(set(self.writers)) < len(self.writers):
-            self._raise_invalid(
-                "writers", ", ".join(self.writers), "name each instance once"
-            )
+        for what, names, each in (
+            ("columns", self.column_names, "column"),
+            ("writers", self.writers, "instance"),
+        ):
+            if not names:
+                self._raise_invalid(what, "", f"name at least one {each}")
+            if len(set(names)) < len(names):
+                self._raise_invalid(what, ", ".join(names), f"name each {each} once")
         if self.writer_column is None and len(self.writers) > 1:
             self._raise_invalid(
                 "writers",
