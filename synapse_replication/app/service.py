@@ -415,11 +415,7 @@ class Replication(Service):
             self._database,
             self._handler,
             self._epochs,
-            {
-                name: stream
-                for name, stream in options.stored.items()
-                if name in self.host.streams.get_streams()
-            },
+            options.stored,
             options.writers,
             options.instances,
             interval=options.receiving.position_check_seconds,

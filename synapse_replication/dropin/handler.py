@@ -138,9 +138,8 @@ class DropInCommandHandler(handler.ReplicationCommandHandler):
         worker = hs.config.worker
         streams = {
             name: known
-            for name in self.host.streams.get_streams()
-            if (known := STANDARD_STREAMS.get(name)) is not None
-            and (known.positions_name is not None or known.any_instance_writes)
+            for name, known in STANDARD_STREAMS.items()
+            if known.positions_name is not None or known.any_instance_writes
         }
         return stored_positions.start_position_check(
             database,

@@ -350,7 +350,8 @@ def start_position_check(
 ) -> StoredPositionCheck | None:
     """Start to read the stored positions of all writers but this process.
 
-    :param streams: the streams in the database, by name.
+    :param streams: the streams in the database, by name. Those that this process does
+        not receive are not checked.
     :param writers: the declared writers of each stream; none if every instance writes.
     :param instances: the instances of the deployment.
     :param interval: the mean time between two reads, in s; 0 for no reads.
@@ -361,7 +362,7 @@ def start_position_check(
     checked = {
         name: id_streams.row_stream_of(stream, others[name])
         for name, stream in streams.items()
-        if others[name] or not writers[name]
+        if name in handler.receivers and (others[name] or not writers[name])
     }
     if not interval or not checked:
         return None
