@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import txredisapi
 from twisted.python.failure import Failure
@@ -24,6 +24,8 @@ from typing_extensions import override
 
 from synapse_replication.errors import ExtensionMessageError, LineTooLongError
 from synapse_replication.handlers.events import FeatureUnavailable, LineRefused
+from synapse_replication.handlers.extension.extension import ReplicationExtension
+from synapse_replication.handlers.interfaces import ConnectionHandler
 from synapse_replication.redis.factory import RedisConnectionMixin, SynapseRedisFactory
 from synapse_replication.redis.resp import ReplyReader, encode
 from synapse_replication.redis.sender import RedisSender
@@ -32,10 +34,6 @@ from synapse_replication.wire import rdata
 from synapse_replication.wire.close_reason import CloseReason
 from synapse_replication.wire.commands import Command
 from synapse_replication.wire.extension import CHANNEL, COUNTED_AS
-
-if TYPE_CHECKING:
-    from synapse_replication.handlers.extension.extension import ReplicationExtension
-    from synapse_replication.handlers.interfaces import ConnectionHandler
 
 #: The longest line to publish or to accept, in bytes. Redis itself allows 512 MiB.
 MAX_LINE_LENGTH = 1024 * 1024

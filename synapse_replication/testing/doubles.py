@@ -9,7 +9,7 @@ Nothing here happens by itself: time passes only when the test calls
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 from twisted.internet.defer import Deferred
@@ -17,6 +17,7 @@ from twisted.internet.task import Clock as TaskClock
 from typing_extensions import override
 
 from synapse_replication.errors import LineTooLongError
+from synapse_replication.handlers.data_handler import AdvancingStream
 from synapse_replication.handlers.events import Event, OperationFailed
 from synapse_replication.handlers.host_parts import (
     BackgroundProcesses,
@@ -24,7 +25,11 @@ from synapse_replication.handlers.host_parts import (
     StreamTable,
     WriteNotifier,
 )
-from synapse_replication.handlers.interfaces import Identity, SyncingUser
+from synapse_replication.handlers.interfaces import (
+    ConnectionHandler,
+    Identity,
+    SyncingUser,
+)
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.streams.rows import RowCodec
 from synapse_replication.streams.stream import (
@@ -34,14 +39,6 @@ from synapse_replication.streams.stream import (
 )
 from synapse_replication.wire.commands import Command
 from synapse_replication.wire.rdata import read_lines
-
-if TYPE_CHECKING:
-    from synapse_replication.handlers.data_handler import AdvancingStream
-    from synapse_replication.handlers.interfaces import (
-        ConnectionHandler,
-        ReplicationConnection,
-        ReplicationHost,
-    )
 
 #: The wall-clock time of a new :class:`MemoryHost`, in ms since 1970.
 EPOCH_MS = 1_700_000_000_000
@@ -433,9 +430,3 @@ def receive_lines(
 ) -> None:
     """Parse lines as one chunk, as links do, and pass the items to a handler."""
     handler.received(connection, read_lines([line.encode() for line in lines]))
-
-
-if TYPE_CHECKING:
-    _host: type[ReplicationHost] = MemoryHost
-    _connection: type[ReplicationConnection] = MemoryConnection
-    _stream: type[AdvancingStream] = SourceStream
