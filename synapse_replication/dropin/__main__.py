@@ -51,10 +51,10 @@ def _prepare(parts: Sequence[str]) -> None:
         imported.
     """
     substitution.substitute(substitution.choose(parts, ()))
+    load_hooks(own_settings().hooks)
     installed = substitution.installed_version()
     problem = substitution.version_problem(installed)
     prepare_announcement(parts, installed, problem)
-    load_hooks(own_settings().hooks)
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ from synapse_replication.dropin.observer import monitoring_of, observer_of
 from synapse_replication.dropin.settings import own_settings
 from synapse_replication.handlers.epochs import PeerEpochs
 from synapse_replication.handlers.handler import ReplicationCommandHandler
+from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.handlers.receiving.partial_resync import PartialResync
 from synapse_replication.http.location import InstanceLocation
 from synapse_replication.http.resource import ReplicationResource
@@ -129,7 +130,7 @@ def _serves_replication(hs: Any) -> bool:
 
 
 def make_partial_resync(
-    hs: Any, clock: Clock, epochs: PeerEpochs
+    hs: Any, clock: Clock, observer: ReplicationObserver, epochs: PeerEpochs
 ) -> PartialResync | None:
     """Return the client for writers' backlogs; ``None`` if backlogs are not used.
 
@@ -146,7 +147,7 @@ def make_partial_resync(
         asking = client.get_backlog(*request)
         return await make_yieldable(Deferred.fromCoroutine(asking))
 
-    return PartialResync(epochs, request_rows, clock, observer_of(hs))
+    return PartialResync(epochs, request_rows, clock, observer)
 
 
 def _make_client(hs: Any) -> HttpCatchUpClient:

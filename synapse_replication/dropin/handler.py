@@ -60,14 +60,16 @@ class DropInCommandHandler(handler.ReplicationCommandHandler):
 
     def __init__(self, hs: Any) -> None:
         self._hs = hs
+        observer = observer_of(hs)
         self.host = SynapseHost(hs, monitoring_of(hs).hooks)
         self._epochs = epochs = PeerEpochs()
-        partial_resync = make_partial_resync(hs, self.host.clock, epochs)
+        partial_resync = make_partial_resync(hs, self.host.clock, observer, epochs)
+        self.backlog = make_backlog(hs)
         settings = own_settings()
         has_links = bool(hs.config.redis.redis_enabled)
         super().__init__(
             self.host,
-            observer_of(hs),
+            observer,
             options=handler.HandlerOptions(
                 # Without Redis, Synapse is a single process.
                 expects_links=has_links,
@@ -80,7 +82,6 @@ class DropInCommandHandler(handler.ReplicationCommandHandler):
                 ),
             ),
         )
-        self.backlog = make_backlog(hs)
         self.extension: ReplicationExtension | None = None
         if settings.extension:
             self.extension = ReplicationExtension(

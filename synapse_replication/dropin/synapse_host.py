@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import inspect
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -101,9 +101,9 @@ class HostRows:
     flight, and the row of that id would then look old once it is committed.
     """
 
-    def __init__(self, hs: Any, streams: HostStreams) -> None:
+    def __init__(self, hs: Any, streams: Mapping[str, HostStream]) -> None:
         self._data_handler = hs.get_replication_data_handler()
-        self._streams = streams.get_streams()
+        self._streams = streams
         #: Held positions, by stream and by the writer that announced the position:
         #: the position, and the writer of the row with that id.
         self._held: dict[str, dict[str, tuple[int, str]]] = {}
@@ -306,7 +306,7 @@ class SynapseHost:
         )
         self.clock = HostClock(hs.get_clock(), hs.get_reactor())
         self.streams = HostStreams(hs)
-        self.rows = HostRows(hs, self.streams)
+        self.rows = HostRows(hs, self.streams.get_streams())
         self.commands = HostCommands(hs)
         self.notifier = hs.get_notifier()
         self.stores_user_ips = self.commands.stores_user_ips

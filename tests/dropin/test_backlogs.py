@@ -22,11 +22,13 @@ from synapse_replication.dropin.backlogs import (
     make_partial_resync,
     with_backlog,
 )
+from synapse_replication.dropin.observer import observer_of
 from synapse_replication.dropin.settings import variable
 from synapse_replication.dropin.synapse_host import HostClock
 from synapse_replication.errors import HttpCatchUpError, StreamConfigurationError
 from synapse_replication.handlers.epochs import PeerEpochs
 from synapse_replication.handlers.events import Resync
+from synapse_replication.handlers.receiving.partial_resync import PartialResync
 from synapse_replication.wire.commands import PositionCommand
 from synapse_replication.wire.extension import (
     ExtensionMessage,
@@ -281,9 +283,13 @@ class RequestTests(HostTestCase):
         for name in ("master", "v", "t", "nowhere"):
             self.epochs.record_message(name, f"epoch of {name}", 0)
 
+    def make_partial_resync(self) -> PartialResync | None:
+        observer = observer_of(self.hs)
+        return make_partial_resync(self.hs, self.clock, observer, self.epochs)
+
     def request_rows(self, writer: str) -> Deferred[Any]:
         """Request rows of events from a writer."""
-        partial = make_partial_resync(self.hs, self.clock, self.epochs)
+        partial = self.make_partial_resync()
         assert partial is not None
         return Deferred.fromCoroutine(partial.get_updates_since("events", writer, 5, 9))
 
@@ -392,7 +398,7 @@ class RequestTests(HostTestCase):
         created.
         """
         os.environ["SYNAPSE_REPLICATION_EXTENSION"] = "false"
-        self.assertIsNone(make_partial_resync(self.hs, self.clock, self.epochs))
+        self.assertIsNone(self.make_partial_resync())
         del os.environ["SYNAPSE_REPLICATION_EXTENSION"]
         self.turn_off()
-        self.assertIsNone(make_partial_resync(self.hs, self.clock, self.epochs))
+        self.assertIsNone(self.make_partial_resync())

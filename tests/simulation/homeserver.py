@@ -141,4 +141,4 @@ def make_rows(
     """
     handler = _DataHandler(sink, streams, shows)
     homeserver = SimpleNamespace(get_replication_data_handler=lambda: handler)
-    return HostRows(homeserver, SimpleNamespace(get_streams=lambda: streams))  # type: ignore[arg-type]
+    return HostRows(homeserver, streams)
