@@ -215,23 +215,18 @@ def substitute(substitutions: Iterable[Substitution]) -> dict[str, Any]:
     if problems := check(substitutions):
         raise SubstitutionError(problems)
     originals: dict[str, Any] = {}
-    replaced: dict[int, tuple[Any, Any]] = {}
-    loaded = []
+    # By the id of the original, which is unique as long as the original is retained.
+    replacements: dict[int, Any] = {}
     # Import all replacements first, so that a failing import changes nothing.
     for known in substitutions:
         original = getattr(sys.modules[known.module], known.name)
-        replacement = known.load_replacement(original)
-        loaded.append((known, replacement))
         originals[str(known)] = original
-        replaced[id(original)] = (original, replacement)
+        replacements[id(original)] = known.load_replacement(original)
     roots = {known.module.partition(".")[0] for known in substitutions}
     for module in _modules_of(roots):
         for name, value in list(vars(module).items()):
-            found = replaced.get(id(value))
-            if found is not None and found[0] is value:
-                setattr(module, name, found[1])
-    for known, replacement in loaded:
-        setattr(sys.modules[known.module], known.name, replacement)
+            if id(value) in replacements:
+                setattr(module, name, replacements[id(value)])
     return originals
 
 
