@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import inspect
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from datetime import timedelta
 from typing import Any
@@ -106,7 +107,7 @@ class HostRows:
         self._streams = streams
         #: Held positions, by stream and by the writer that announced the position:
         #: the position, and the writer of the row with that id.
-        self._held: dict[str, dict[str, tuple[int, str]]] = {}
+        self._held: defaultdict[str, dict[str, tuple[int, str]]] = defaultdict(dict)
 
     async def on_rdata(
         self, stream_name: str, instance_name: str, token: int, rows: list[Any]
@@ -114,7 +115,7 @@ class HostRows:
         """Deliver the rows of one token."""
         await self._data_handler.on_rdata(stream_name, instance_name, token, rows)
         self._streams[stream_name].advance(instance_name, token, is_position=False)
-        if stream_name in self._held:
+        if self._held[stream_name]:
             await self._release(stream_name, instance_name)
 
     async def on_late_rdata(
@@ -145,20 +146,11 @@ class HostRows:
         if owner is None and not stream.is_known_to_host(instance_name, token):
             await self._data_handler.on_position(stream_name, instance_name, token)
         stream.advance(instance_name, token, is_position=True)
-        self._hold(stream_name, instance_name, token, owner)
-        if stream_name in self._held:
-            await self._release(stream_name, instance_name)
-
-    def _hold(
-        self, stream_name: str, instance_name: str, token: int, owner: str | None
-    ) -> None:
-        """Replace the held position of a writer; ``None`` if it is not held."""
-        held = self._held.setdefault(stream_name, {})
+        held = self._held[stream_name]
         held.pop(instance_name, None)
         if owner is not None:
             held[instance_name] = token, owner
-        if not held:
-            del self._held[stream_name]
+        await self._release(stream_name, instance_name)
 
     async def _release(self, stream_name: str, instance_name: str) -> None:
         """Report the positions that were held for rows that are now delivered.
@@ -174,8 +166,6 @@ class HostRows:
                 if token == stream.current_token(writer):
                     # Otherwise, a later row of the writer has superseded the position.
                     await self._data_handler.on_position(stream_name, writer, token)
-        if not held:
-            self._held.pop(stream_name, None)
 
     async def _writer_of(
         self, stream: HostStream, writers: Iterable[str], token: int
