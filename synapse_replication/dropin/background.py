@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator
 from types import coroutine
 from typing import Any
 
+import attrs
 from twisted.internet.defer import Deferred
 
 from synapse_replication.dropin.host_code import make_yieldable
@@ -22,27 +23,23 @@ from synapse_replication.dropin.host_code import make_yieldable
 _Function = Callable[[], Awaitable[Any]]
 
 
+@attrs.define(eq=False)
 class _Work:
-    """A piece of work; awaiting it follows the host's rules for log contexts."""
+    """A piece of work; awaiting it follows the host's rules for log contexts.
 
-    __slots__ = ("_is_done", "_waiters")
+    :ivar waiters: the Deferreds to fire when the work is done.
+    """
 
-    def __init__(self) -> None:
-        self._is_done = False
-        self._waiters: list[Deferred[None]] = []
+    is_done: bool = False
+    waiters: list[Deferred[None]] = attrs.Factory(list)
 
     def __await__(self) -> Generator[Any, Any, None]:
-        if not self._is_done:
+        if not self.is_done:
             waiter: Deferred[None] = Deferred()
-            self._waiters.append(waiter)
+            self.waiters.append(waiter)
             # Call make_yieldable() only if the caller has to wait: it suspends the
             # caller's log context until the work has ended.
             yield from make_yieldable(waiter).__await__()
-
-    def finish(self) -> list[Deferred[None]]:
-        """Mark the work as done, and return the Deferreds to fire."""
-        self._is_done = True
-        return self._waiters
 
 
 class BackgroundProcessPool:
@@ -153,10 +150,10 @@ class BackgroundProcessPool:
             self._end(work)
 
     def _end(self, work: _Work) -> None:
-        waiters = work.finish()
-        if waiters:
+        work.is_done = True
+        if work.waiters:
             with self._log_context_module.PreserveLoggingContext():
-                for waiter in waiters:
+                for waiter in work.waiters:
                     waiter.callback(None)
 
 
