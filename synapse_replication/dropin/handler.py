@@ -105,7 +105,6 @@ class DropInCommandHandler(handler.ReplicationCommandHandler):
         if not hs.config.redis.redis_enabled:
             return
         favour_streamer(hs)
-        reactor = hs.get_reactor()
         outbound = hs.get_outbound_redis_connection()
         factory = connect_subscriber(hs, outbound, channels)
         monitoring_of(hs).begin(self, self.host)
@@ -113,7 +112,7 @@ class DropInCommandHandler(handler.ReplicationCommandHandler):
         if self.extension is not None:
             self.extension.start()
         factories = [outbound._factory, factory]
-        trigger = reactor.addSystemEventTrigger(
+        trigger = hs.get_reactor().addSystemEventTrigger(
             "before",
             "shutdown",
             lambda: Deferred.fromCoroutine(self._stop(factories)),

@@ -190,14 +190,13 @@ class DropInIdGenerator(id_generators.MultiWriterIdGenerator):
             "synapse.storage.util.id_generators"
         ).AbstractStreamIdGenerator.register(DropInIdGenerator)
         hs = db.hs
-        settings = own_settings()
         stream = IdStream(
             stream_name=stream_name,
             sequence=sequence_name,
             tables=tuple(IdColumn(table, id_, writer) for table, writer, id_ in tables),
             writers=tuple(writers),
             negative=not positive,
-            plausible_distance=settings.plausible_distance,
+            plausible_distance=own_settings().plausible_distance,
         )
         database = HostDatabase(db, server_name)
         if database.is_postgres:

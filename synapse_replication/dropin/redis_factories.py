@@ -212,12 +212,11 @@ def connect_subscriber(hs: Any, outbound: Any, channels: Sequence[str]) -> Any:
 
 def _connect_to_port(hs: Any, host: str, port: int, factory: Any) -> None:
     reactor = hs.get_reactor()
-    options = {"timeout": _CONNECT_TIMEOUT, "bindAddress": None}
     if hs.config.redis.redis_use_tls:
         context = host_attribute("context", "ClientContextFactory")(hs.config.redis)
-        reactor.connectSSL(host, port, factory, context, **options)
+        reactor.connectSSL(host, port, factory, context, timeout=_CONNECT_TIMEOUT)
     else:
-        reactor.connectTCP(host, port, factory, **options)
+        reactor.connectTCP(host, port, factory, timeout=_CONNECT_TIMEOUT)
 
 
 def _outbound(
