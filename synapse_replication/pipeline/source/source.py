@@ -116,16 +116,17 @@ class RowsReader(datasource.DataSourceReader):
     a stream without stored positions, it is the token of the last row.
 
     :param options: the validated options.
+    :ivar wanted: the rows that the query needs.
     """
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
-        self._wanted = EVERYTHING
+        self.wanted = EVERYTHING
 
     def partitions(self) -> Sequence[InputPartition]:
         """Plan the ranges to read, and divide them into partitions."""
         planner = Planner(self._options, continuous=False)
-        return partitions_of(planner.batch(self._wanted))
+        return partitions_of(planner.batch(self.wanted))
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
         """Read the rows of one partition."""
@@ -144,26 +145,13 @@ class PushdownReader(RowsReader):
     """
 
     def pushFilters(self, filters: list[Filter]) -> Iterator[Filter]:
-        """Accept the filters that :func:`push_filters` can apply; yield the others."""
-        self._wanted, left = push_filters(self._wanted, filters)
-        yield from left
-
-
-def push_filters(
-    wanted: Wanted, filters: Iterable[Filter]
-) -> tuple[Wanted, list[Filter]]:
-    """Apply the conditions that the data source can evaluate.
-
-    :return: the rows that are needed, and the conditions that Spark has to apply.
-    """
-    left: list[Filter] = []
-    for condition in filters:
-        matching = _matching(condition)
-        if matching is None:
-            left.append(condition)
-        else:
-            wanted = wanted.only(matching)
-    return wanted, left
+        """Accept the filters that the data source can apply; yield the others."""
+        for condition in filters:
+            matching = _matching(condition)
+            if matching is None:
+                yield condition
+            else:
+                self.wanted = self.wanted.only(matching)
 
 
 def _matching(condition: Filter) -> Wanted | None:

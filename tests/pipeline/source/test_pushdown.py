@@ -18,8 +18,9 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.pipeline.source.catalog import catalog_of
 from synapse_replication.pipeline.source.offsets import StreamOffset
+from synapse_replication.pipeline.source.options import SourceOptions
 from synapse_replication.pipeline.source.ranges import EVERYTHING, Selection, Wanted
-from synapse_replication.pipeline.source.source import push_filters
+from synapse_replication.pipeline.source.source import PushdownReader
 
 
 class PushFiltersTests(SynchronousTestCase):
@@ -27,9 +28,9 @@ class PushFiltersTests(SynchronousTestCase):
 
     def take(self, *filters: Filter) -> Wanted:
         """Return the result of pushing filters; check that all are accepted."""
-        wanted, left = push_filters(EVERYTHING, filters)
-        self.assertEqual(left, [])
-        return wanted
+        reader = PushdownReader(SourceOptions.parse({"dsn": ""}))
+        self.assertEqual(list(reader.pushFilters(list(filters))), [])
+        return reader.wanted
 
     def test_streams_and_writers(self) -> None:
         """Filters on names are accepted; several filters are intersected."""
@@ -65,8 +66,9 @@ class PushFiltersTests(SynchronousTestCase):
             EqualTo(("row", "stream"), "events"),
             IsNotNull(("written_ts",)),
         ]
-        wanted, left = push_filters(EVERYTHING, filters)
-        self.assertEqual(wanted, EVERYTHING)
+        reader = PushdownReader(SourceOptions.parse({"dsn": ""}))
+        left = list(reader.pushFilters(filters))
+        self.assertEqual(reader.wanted, EVERYTHING)
         self.assertEqual([id(each) for each in left], [id(each) for each in filters])
 
     def test_of_part(self) -> None:
