@@ -22,6 +22,7 @@ from typing import Final
 
 import attrs
 from deltalake import CommitProperties, DeltaTable, Transaction
+from msgspec import to_builtins
 
 from synapse_replication.errors import PipelineError, excerpt
 from synapse_replication.pipeline.source.offsets import StreamOffset
@@ -120,7 +121,7 @@ def commit_properties(
         transactions.append(Transaction(APPLICATION, state.batch))
     return CommitProperties(
         custom_metadata={
-            _OFFSET: json.dumps(state.offset.to_json(), sort_keys=True),
+            _OFFSET: json.dumps(to_builtins(state.offset), sort_keys=True),
             _BATCH: str(state.batch),
             _WRITTEN_BY: f"process {os.getpid()} on {socket.gethostname()}",
         },

@@ -15,7 +15,6 @@ from typing import Annotated, Any
 import msgspec
 
 from synapse_replication.errors import PipelineError, excerpt
-from synapse_replication.streams.tokens import MultiWriterStreamToken
 
 _MAX_ID = 2**63 - 1
 
@@ -36,11 +35,6 @@ class StreamOffset(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     minimum: _Id = 0
     writers: Mapping[str, _Id] = {}
-
-    @classmethod
-    def of_token(cls, token: MultiWriterStreamToken) -> StreamOffset:
-        """Convert a token."""
-        return cls(token.stream, dict(token.instance_map))
 
     @property
     def furthest(self) -> int:
@@ -93,10 +87,6 @@ class StreamOffset(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         )
         return self.advance(bounded)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the JSON value, with sorted keys."""
-        return {"minimum": self.minimum, "writers": dict(sorted(self.writers.items()))}
-
     @classmethod
     def from_json(cls, value: Any) -> StreamOffset:
         """Parse a JSON value. A number is a minimum without writers.
@@ -118,7 +108,8 @@ def offsets_to_json(offsets: Mapping[str, StreamOffset]) -> dict[str, Any]:
 
     Keys are sorted, because Spark compares offsets as text.
     """
-    return {name: offsets[name].to_json() for name in sorted(offsets)}
+    found: dict[str, Any] = msgspec.to_builtins(offsets, order="sorted")
+    return found
 
 
 def offsets_from_json(value: Any) -> dict[str, StreamOffset]:

@@ -207,7 +207,8 @@ def parse_token(
     """
 
     def parse(token: str) -> StreamOffset:
-        return StreamOffset.of_token(MultiWriterStreamToken.parse(token, name_of))
+        parsed = MultiWriterStreamToken.parse(token, name_of)
+        return StreamOffset(parsed.stream, dict(parsed.instance_map))
 
     try:
         if not text.startswith("{"):
