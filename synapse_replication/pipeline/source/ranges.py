@@ -218,12 +218,6 @@ def range_sql(part: Part) -> str:
             f"min(query_index) AS query_index{names} FROM ({found}) AS found "
             f"GROUP BY stream_id, instance_name{grouped} ORDER BY stream_id"
         )
-    if not plain:
-        nothing = "".join(f", {_typed('NULL', column)}" for column in columns)
-        return (
-            "SELECT NULL::bigint AS stream_id, NULL::text AS instance_name, "
-            f"NULL::bigint AS written_us{nothing} WHERE FALSE"
-        )
     rows = "\nUNION ALL\n".join(f"({select})" for select in plain)
     order = "".join(f", {_sort_key(column)}" for column in columns)
     return (

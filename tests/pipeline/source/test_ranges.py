@@ -93,12 +93,6 @@ class SqlTests(SynchronousTestCase):
             part = attrs.evolve(part, only_keys=True)
             self.assertEqual("FALSE" in range_sql(part), nothing)
 
-    def test_missing_table(self) -> None:
-        """The query for a missing table returns no rows, with the same columns."""
-        missing = attrs.evolve(SELECTION, queries=())
-        sql = range_sql(missing.between(StreamOffset(), StreamOffset(9)))
-        self.assertIn("WHERE FALSE", sql)
-
     def test_no_time(self) -> None:
         """If the table does not record the time of writing, the column is null."""
         sql = range_sql(SELECTION.between(StreamOffset(), StreamOffset(9)))
