@@ -107,7 +107,6 @@ def job_session(app_name: str, *, master: str | None = None) -> Iterator[SparkSe
 
     :raises PipelineError: if Spark raises an exception within the context.
     """
-    check_java()
     from pyspark.sql import SparkSession
 
     existed = SparkSession.getActiveSession() is not None
