@@ -160,8 +160,6 @@ def plan_positions(
 
 # -- the database ------------------------------------------------------------------
 
-_LOCK_TABLE = "LOCK TABLE stream_positions IN SHARE ROW EXCLUSIVE MODE"
-
 
 @attrs.frozen
 class Bootstrap:
@@ -226,7 +224,7 @@ def write_bootstrap(settings: PipelineSettings, found: Bootstrap) -> None:
         cursor.execute("SET LOCAL lock_timeout = '10s'")
         cursor.execute(queries.SQL["lock_positions"])
         cursor.execute(DELTAS[0])
-        cursor.execute(_LOCK_TABLE)
+        cursor.execute("LOCK TABLE stream_positions IN SHARE ROW EXCLUSIVE MODE")
         check_no_writers(cursor, found.states, read_report(cursor, settings).streams)
         for change in found.changes:
             if not change.is_written:
