@@ -273,7 +273,6 @@ class PrometheusObserver(ReplicationObserver):
         self._queues: dict[str, int] = {}
         self._positions: dict[tuple[str, str], int] = {}
         self._current = self._metrics["synapse_storage_stream_current_position"]
-        self._sent = self._metrics["synapse_replication_tcp_resource_stream_updates"]
         self._greatest: dict[str, int] = {}
         self._status = status
         self._buffer_sources: list[BufferSource] = []
@@ -387,16 +386,10 @@ class PrometheusObserver(ReplicationObserver):
     @handles(events.StreamReset, events.PositionLowered)
     def _position_moved_back(self, event: events.PositionMovedBack) -> None:
         self._set_position(event.stream_name, event.instance_name, event.to_token)
-        greatest = max(
-            (
-                token
-                for (name, _), token in self._positions.items()
-                if name == event.stream_name
-            ),
-            default=event.to_token,
-        )
-        self._greatest[event.stream_name] = greatest
-        self._current.get(event.stream_name).set(greatest)
+        name = event.stream_name
+        tokens = [token for (of, _), token in self._positions.items() if of == name]
+        self._greatest[name] = greatest = max(tokens, default=event.to_token)
+        self._current.get(name).set(greatest)
 
     @handles(events.CatchUpStepEnded)
     def _catch_up_step_ended(self, event: events.CatchUpStepEnded) -> None:
@@ -408,11 +401,7 @@ class PrometheusObserver(ReplicationObserver):
         outcome = "hits" if event.error is None else "misses"
         self._count(f"synapse_replication_backlog_{outcome}", event.stream_name)
 
-    # -- sending, connections, the external cache, failures ------------------------
-
-    @handles(events.RowsSent)
-    def _stream_updates_sent(self, event: events.RowsSent) -> None:
-        self._sent.get(event.stream_name).inc(event.count)
+    # -- connections and the external cache ----------------------------------------
 
     @handles(events.ConnectFailed)
     def _connection_failed(self, event: events.ConnectFailed) -> None:
