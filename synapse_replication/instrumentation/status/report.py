@@ -157,19 +157,17 @@ class StatusReport:
     ) -> verdict.WriterFacts:
         hearing = self._hearing
         link_name, link = self._link_of(key[1], writer)
-        is_down = link is not None and not link.up
         catch_up = None if reader is None else reader.catch_up
         return verdict.WriterFacts(
             instance_name=key[1],
             record=writer,
+            hearing=hearing,
             state=State.WAITING if reader is None else reader.state,
             is_removed=catch_up is not None and catch_up.drain_upto is not None,
-            hearing_since=hearing.since if hearing.is_up else None,
-            deaf_since=hearing.since,
             deaf_detail="" if hearing.is_up else self._lost_links,
             waiting_since=max(writer.since, hearing.since, self._newest_link),
             process_heard_at=self._heard.get(key[1]),
-            link_down_since=link.since if link is not None and is_down else None,
+            link_down_since=link.since if link is not None and not link.up else None,
             link_detail="" if link is None else f"{link_name}: {link.why}",
             silence_since=self._silence_since,
             peer=self._peers.get(key[1]),
@@ -259,8 +257,7 @@ class StatusReport:
 
     def cut_off_for(self) -> float:
         """Return for how long the process has had no link, in s; 0 if it has one."""
-        hearing = self._hearing
-        return 0.0 if hearing.is_up else self._now - hearing.since
+        return 0.0 if self._hearing.is_up else self._now - self._hearing.since
 
     # -- readiness --------------------------------------------------------------------
 

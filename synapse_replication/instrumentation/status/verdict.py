@@ -30,10 +30,9 @@ class WriterFacts(Struct, frozen=True, kw_only=True):
     All times are monotonic, in s; ``None`` if there is no such time.
 
     :ivar record: what was heard of the writer.
+    :ivar hearing: whether the process has a link.
     :ivar state: the state of the writer's reader.
     :ivar is_removed: whether the writer was removed, and its last rows are fetched.
-    :ivar hearing_since: since when the process has had a link; ``None`` if it has none.
-    :ivar deaf_since: since when it has had none, if so.
     :ivar deaf_detail: why it has none.
     :ivar waiting_since: since when the writer could have announced its position.
     :ivar process_heard_at: when its process was last heard, in any stream.
@@ -47,10 +46,9 @@ class WriterFacts(Struct, frozen=True, kw_only=True):
 
     instance_name: str
     record: records.WriterRecord
+    hearing: records.HearingRecord
     state: State = State.WAITING
     is_removed: bool = False
-    hearing_since: float | None = None
-    deaf_since: float = 0.0
     deaf_detail: str = ""
     waiting_since: float = 0.0
     process_heard_at: float | None = None
@@ -126,9 +124,9 @@ class Rule(Struct, frozen=True):
 
 
 def _deaf(facts: WriterFacts, now: float) -> _Found:
-    if facts.hearing_since is not None:
+    if facts.hearing.is_up:
         return None
-    return facts.deaf_since, facts.deaf_detail or "no peer is connected"
+    return facts.hearing.since, facts.deaf_detail or "no peer is connected"
 
 
 def _link_down(facts: WriterFacts, now: float) -> _Found:
@@ -147,11 +145,11 @@ def _silence(facts: WriterFacts, now: float) -> _Found:
 
 
 def _gone(facts: WriterFacts, now: float) -> _Found:
-    peer, hearing = facts.peer, facts.hearing_since
-    if peer is None or hearing is None or facts.is_removed:
+    peer = facts.peer
+    if peer is None or facts.is_removed:
         return None
     until = heard_until(now, facts.silence_since)
-    if not is_gone(peer, hearing, until):
+    if not is_gone(peer, facts.hearing.since, until):
         return None
     is_leaving = peer.heartbeat.is_leaving
     how = "announced its exit" if is_leaving else "no longer sends heartbeats"
@@ -170,12 +168,12 @@ def _ahead(facts: WriterFacts, now: float) -> _Found:
 def _source_silent(facts: WriterFacts, now: float) -> _Found:
     if facts.state is not State.FETCHING:
         return None
-    since = max(facts.record.fetching_since, facts.hearing_since or 0.0)
+    since = max(facts.record.fetching_since, facts.hearing.since)
     return since, "missing rows were requested, and their source has not answered"
 
 
 def _no_progress(facts: WriterFacts, now: float) -> _Found:
-    record, hearing = facts.record, facts.hearing_since or 0.0
+    record, hearing = facts.record, facts.hearing.since
     if facts.state is State.WAITING:
         announced = record.announced_at
         if announced is None or announced < facts.waiting_since:
@@ -247,8 +245,7 @@ def diagnose(facts: WriterFacts, now: float) -> Diagnosis:
 
     :param now: the monotonic time, in s.
     """
-    is_deaf = facts.hearing_since is None
-    for rule in RULES[:1] if is_deaf else RULES:
+    for rule in RULES if facts.hearing.is_up else RULES[:1]:
         if rule.check is None:
             found = facts.record.problems.get(rule.reason)
         else:
@@ -258,7 +255,7 @@ def diagnose(facts: WriterFacts, now: float) -> Diagnosis:
         since, detail = found
         if rule.is_immediate or now - since >= records.STALLED_AFTER:
             return Diagnosis(Condition.STALLED, rule.reason, since, detail)
-    if is_deaf:
+    if not facts.hearing.is_up:
         return Diagnosis(Condition.WAITING)
     return Diagnosis(_condition(facts, now))
 

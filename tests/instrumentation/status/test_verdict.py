@@ -12,6 +12,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from synapse_replication.handlers.events import PeerHeartbeat
 from synapse_replication.instrumentation.status.model import Condition, StallReason
 from synapse_replication.instrumentation.status.records import (
+    HearingRecord,
     PeerRecord,
     WriterRecord,
 )
@@ -34,7 +35,10 @@ HEARD = WriterRecord(
     announced=100,
 )
 LIVE = WriterFacts(
-    instance_name="w1", record=HEARD, state=State.LIVE, hearing_since=0.0
+    instance_name="w1",
+    record=HEARD,
+    hearing=HearingRecord(True, 0.0),
+    state=State.LIVE,
 )
 NOW = 1000.0
 
@@ -91,7 +95,7 @@ class DiagnoseTests(SynchronousTestCase):
         """Each rule applies to the facts that it names, and only if they last."""
         leaving = seen(980.0, is_leaving=True, heard_at=979.0)
         for reason, since, changes in (
-            (StallReason.NO_LINK, 980.0, {"hearing_since": None, "deaf_since": 980.0}),
+            (StallReason.NO_LINK, 980.0, {"hearing": HearingRecord(False, 980.0)}),
             (
                 StallReason.NO_LINK,
                 980.0,
@@ -172,9 +176,11 @@ class DiagnoseTests(SynchronousTestCase):
     def test_replaced_while_the_link_was_down(self) -> None:
         """A writer that answers on a new link without a heartbeat is not gone."""
         peer = seen(900.0, heard_at=980.1)
-        self.check(Condition.LIVE, peer=peer, hearing_since=980.0)
+        self.check(Condition.LIVE, peer=peer, hearing=HearingRecord(True, 980.0))
         peer = seen(900.0, heard_at=899.0)
-        self.check(StallReason.WRITER_GONE, peer=peer, hearing_since=980.0)
+        self.check(
+            StallReason.WRITER_GONE, peer=peer, hearing=HearingRecord(True, 980.0)
+        )
 
     def test_position_arrived(self) -> None:
         """A writer whose POSITION arrived is not said to be silent."""
@@ -198,10 +204,11 @@ class DiagnoseTests(SynchronousTestCase):
             "lag": 5,
             "written_at": 0.0,
             "progress_at": 0.0,
-            "hearing_since": None,
         }
-        self.check(Condition.WAITING, deaf_since=995.0, **everything)
-        found = about(deaf_since=980.0, deaf_detail="redis: refused", **everything)
+        deaf = HearingRecord(False, 995.0)
+        self.check(Condition.WAITING, hearing=deaf, **everything)
+        deaf = HearingRecord(False, 980.0)
+        found = about(hearing=deaf, deaf_detail="redis: refused", **everything)
         self.assertEqual(
             found,
             Diagnosis(Condition.STALLED, StallReason.NO_LINK, 980.0, "redis: refused"),
@@ -225,8 +232,13 @@ class DiagnoseTests(SynchronousTestCase):
     def test_rows_written_during_an_outage(self) -> None:
         """The sink has as long as always to handle rows once they can arrive."""
         written: dict[str, Any] = {"lag": 5, "written_at": 900.0, "progress_at": 890.0}
-        self.check(Condition.CATCHING_UP, hearing_since=998.4, **written)
-        self.check(StallReason.NO_PROGRESS, 989.0, hearing_since=989.0, **written)
+        self.check(Condition.CATCHING_UP, hearing=HearingRecord(True, 998.4), **written)
+        self.check(
+            StallReason.NO_PROGRESS,
+            989.0,
+            hearing=HearingRecord(True, 989.0),
+            **written,
+        )
 
     def test_request_before_an_outage(self) -> None:
         """A source has as long as always to answer once it can be heard."""
@@ -235,8 +247,13 @@ class DiagnoseTests(SynchronousTestCase):
             "fetching_since": 900.0,
             "progress_at": 998.4,
         }
-        self.check(Condition.CATCHING_UP, hearing_since=998.4, **asked)
-        self.check(StallReason.SOURCE_SILENT, 989.0, hearing_since=989.0, **asked)
+        self.check(Condition.CATCHING_UP, hearing=HearingRecord(True, 998.4), **asked)
+        self.check(
+            StallReason.SOURCE_SILENT,
+            989.0,
+            hearing=HearingRecord(True, 989.0),
+            **asked,
+        )
 
     def test_removed_writer(self) -> None:
         """The process of a removed writer need not run."""
