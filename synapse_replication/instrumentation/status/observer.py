@@ -226,15 +226,12 @@ class StatusObserver(ReplicationObserver):
                 "in the writer's memory any more",
             )
         elif event.reason is events.DiscardReason.UNPARSABLE:
-            writer = self._writer(event.stream_name, event.instance_name)
-            writer.lost_since = now
-        elif (
-            event.reason is events.DiscardReason.SKIPPED
-            and event.instance_name == self._instance_name
-        ):
-            before, since = self._unsent.get(event.stream_name, (0, now))
-            self._unsent[event.stream_name] = before + event.count, since
+            self._writer(event.stream_name, event.instance_name).lost_since = now
         elif event.reason is events.DiscardReason.SKIPPED:
+            if event.instance_name == self._instance_name:
+                before, since = self._unsent.get(event.stream_name, (0, now))
+                self._unsent[event.stream_name] = before + event.count, since
+                return
             writer = self._writer(event.stream_name, event.instance_name)
             writer.skipped += event.count
             were = "was" if writer.skipped == 1 else "were"
@@ -277,13 +274,9 @@ class StatusObserver(ReplicationObserver):
     def _position_refuted(self, event: events.PositionRefuted) -> None:
         writer = self._writers.get((event.stream_name, event.instance_name))
         if writer is not None:
-            writer.undelivered = [
-                each for each in writer.undelivered if each[0] <= event.last_token
-            ]
-            announced = (
-                writer.undelivered[-1][0] if writer.undelivered else writer.position
-            )
-            writer.announced = announced
+            kept = [each for each in writer.undelivered if each[0] <= event.last_token]
+            writer.undelivered = kept
+            writer.announced = kept[-1][0] if kept else writer.position
 
     @handles(events.AheadOfWriter)
     def _ahead_of_writer(self, event: events.AheadOfWriter) -> None:
@@ -368,10 +361,9 @@ class StatusObserver(ReplicationObserver):
         if link is None or not link.up:
             return
         link.up -= 1
-        if link.up:
-            return
-        link.since = self._monotonic()
-        link.why = excerpt(event.why)
+        if not link.up:
+            link.since = self._monotonic()
+            link.why = excerpt(event.why)
 
     @handles(events.ConnectFailed)
     def _connection_failed(self, event: events.ConnectFailed) -> None:
