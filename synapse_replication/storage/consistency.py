@@ -138,14 +138,14 @@ def examine(txn: Any, streams: Mapping[str, IdStream]) -> ConsistencyReport:
     elif not _is_unique(txn):
         problems.append(_make_problem("positions_not_unique", None))
     for name, stream in streams.items():
-        if not id_streams.exists(txn, queries.identifier(stream.sequence)):
+        if not id_streams.exists(txn, stream.sequence):
             states.append(StreamState(name, stream, None, {}, ()))
             continue
         # Read the sequence after the tables, so that it covers every row read.
         farthest = {
             column.table: id_streams.farthest_id(txn, stream, column) or 0
             for column in stream.tables
-            if id_streams.exists(txn, queries.identifier(column.table))
+            if id_streams.exists(txn, column.table)
         }
         stored = _read_stored(txn, stream) if has_table and stream.writers else []
         last = id_streams.read_sequence(txn, stream.sequence)

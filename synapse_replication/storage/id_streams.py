@@ -102,7 +102,8 @@ class AccessPath(enum.Enum):
 
 def find_access_paths(txn: Any, column: IdColumn) -> set[AccessPath]:
     """Return the access paths to a table's ids, from the system catalogue."""
-    txn.execute(queries.SQL["indexes"], {"table": queries.identifier(column.table)})
+    table = {"table": queries.identifier(column.table)}
+    txn.execute(queries.SQL["indexes"], table)
     indexes = [list(columns) for columns, _ in txn.fetchall()]
     access_paths = set()
     if any(columns[:1] == [column.id_column] for columns in indexes):
@@ -112,9 +113,7 @@ def find_access_paths(txn: Any, column: IdColumn) -> set[AccessPath]:
     ):
         access_paths.add(AccessPath.BY_WRITER)
     if not access_paths:
-        txn.execute(
-            queries.SQL["table_size"], {"table": queries.identifier(column.table)}
-        )
+        txn.execute(queries.SQL["table_size"], table)
         (size,) = txn.fetchone()
         access_paths.add(
             AccessPath.NONE if (size or 0) > MAX_SCANNED_BYTES else AccessPath.SCAN
@@ -142,13 +141,8 @@ def with_existing_tables(
     txn: Any, streams: Mapping[str, IdStream]
 ) -> dict[str, IdStream]:
     """Return each stream with those of its tables that exist."""
-
-    def existing(stream: IdStream) -> list[IdColumn]:
-        columns = stream.tables
-        return [c for c in columns if exists(txn, queries.identifier(c.table))]
-
     return {
-        name: replace(stream, tables=existing(stream))
+        name: replace(stream, tables=[c for c in stream.tables if exists(txn, c.table)])
         for name, stream in streams.items()
     }
 
@@ -156,9 +150,9 @@ def with_existing_tables(
 def exists(txn: Any, name: str) -> bool:
     """Return whether a table or sequence exists.
 
-    :param name: its name, quoted if necessary.
+    :param name: its name, which may be qualified by a schema.
     """
-    txn.execute(queries.SQL["table_exists"], {"table": name})
+    txn.execute(queries.SQL["table_exists"], {"table": queries.identifier(name)})
     return bool(txn.fetchone()[0])
 
 

@@ -110,7 +110,7 @@ def last_allocated_id(txn: cursor, stream: CatalogStream) -> int | None:
     :return: the first id minus one if the sequence has allocated none; ``None`` if the
         sequence does not exist.
     """
-    if not exists(txn, queries.identifier(stream.sequence)):
+    if not exists(txn, stream.sequence):
         return None
     return read_sequence(txn, stream.sequence)
 
