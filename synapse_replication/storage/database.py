@@ -35,6 +35,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import psycopg2
@@ -144,12 +145,6 @@ def _explain(error: psycopg2.Error) -> str:
     return why
 
 
-class _DaemonThread(threading.Thread):
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.daemon = True
-
-
 class TransactionRunner(Protocol):
     """Interface for running transactions: a ``Database``, or a host's adapter.
 
@@ -195,7 +190,7 @@ class Database:
         self._pool = ThreadPool(0, max_connections, "synapse_replication.storage")
         # Daemon threads do not block the exit of a process that did not call close();
         # its open transactions are rolled back, as if it had been killed.
-        self._pool.threadFactory = _DaemonThread
+        self._pool.threadFactory = partial(threading.Thread, daemon=True)  # type: ignore[assignment]
         self._pool.start()
 
     def transact(
@@ -229,7 +224,7 @@ class Database:
         result: Deferred[T] = Deferred(lambda _: _cancel_after(result, ended))
 
         def done(outcome: T | Failure, callbacks: list[Callable[[], object]]) -> None:
-            self._call_all(description, callbacks)
+            _call_all(description, callbacks)
             self._running.discard(ended)
             ended.callback(None)
             if not result.called:
@@ -275,22 +270,8 @@ class Database:
     def _close_now(self, _: object) -> None:
         assert self._closing is not None
         self._pool.stop()
-        while self._idle:
-            self._idle.pop().close()
+        self._close_idle()
         self._closing.callback(None)
-
-    def _call_all(
-        self, description: str, callbacks: list[Callable[[], object]]
-    ) -> None:
-        for callback in callbacks:
-            try:
-                callback()
-            except Exception:  # noqa: BLE001 -- logged
-                # The remaining callbacks must run as well.
-                _log.failure(
-                    "a callback of transaction {description} failed",
-                    description=description,
-                )
 
     # -- in the pool's threads -----------------------------------------------------
 
@@ -383,6 +364,18 @@ class _Attempt:
             self.broken = True
         else:
             self.broken = self.connection.closed != 0
+
+
+def _call_all(description: str, callbacks: list[Callable[[], object]]) -> None:
+    for callback in callbacks:
+        try:
+            callback()
+        except Exception:  # noqa: BLE001 -- logged
+            # The remaining callbacks must run as well.
+            _log.failure(
+                "a callback of transaction {description} failed",
+                description=description,
+            )
 
 
 def _cancel_after(result: Deferred[T], ended: Deferred[None]) -> None:
