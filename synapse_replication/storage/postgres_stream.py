@@ -246,22 +246,16 @@ class PostgresStream:
                 "are declared by their table support it"
             )
         (query,) = self._queries
+        codec, writer = self.description.codec, self._writers[0]
         low = MultiWriterStreamToken(0) if low is None else low
         high = self.current_stream_token() if high is None else high
-
-        def read(txn: Transaction) -> RowsBetween:
-            return read_rows_between(
-                txn,
-                query,
-                self.description.codec,
-                self._writers[0],
-                low,
-                high,
-                limit,
-            )
-
         try:
-            return await self._database.transact(f"rows_between_{name}", read)
+            return await self._database.transact(
+                f"rows_between_{name}",
+                lambda txn: read_rows_between(
+                    txn, query, codec, writer, low, high, limit
+                ),
+            )
         except psycopg2.Error as error:
             raise CatchUpError(
                 f"rows of {name} between two tokens could not be read: "

@@ -230,8 +230,7 @@ class RemovedWriterFinder:
         # Read these before the rows: if a row of an absent writer is committed too late
         # to be found below, it belongs to one of these transactions.
         open_transactions = read_open_transactions(txn, stream)
-        not_wanted = {self._instance_name}
-        not_wanted.update(writer for writer in stored if writer in stream.writers)
+        not_wanted = {self._instance_name} | (stored.keys() & set(stream.writers))
         low = {
             writer: token
             for writer, token in positions.items()
