@@ -130,19 +130,15 @@ class _ReloadingCreator:
         return connection
 
 
-def _read_pems(path: Path) -> list[bytes]:
+def _read_certificates(path: Path) -> list[ssl.Certificate]:
     files = [path]
     if path.is_dir():
         files = sorted(file for file in path.iterdir() if file.is_file())
     found = _PEM_CERTIFICATE.findall(b"\n".join(file.read_bytes() for file in files))
     if not found:
         raise ValueError(f"{path} contains no PEM certificate")
-    return found
-
-
-def _read_certificates(path: Path) -> list[ssl.Certificate]:
     try:
-        return [ssl.Certificate.loadPEM(pem) for pem in _read_pems(path)]
+        return [ssl.Certificate.loadPEM(pem) for pem in found]
     except crypto.Error as error:
         raise ValueError(
             f"{path} contains a certificate that cannot be parsed: {messages(error)}"
