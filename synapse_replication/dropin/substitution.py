@@ -223,16 +223,9 @@ def substitute(substitutions: Iterable[Substitution]) -> dict[str, Any]:
         originals[str(known)] = original
         replacements[id(original)] = known.load_replacement(original)
     roots = {known.module.partition(".")[0] for known in substitutions}
-    for module in _modules_of(roots):
-        for name, value in list(vars(module).items()):
-            if id(value) in replacements:
-                setattr(module, name, replacements[id(value)])
+    for path, module in list(sys.modules.items()):
+        if isinstance(module, ModuleType) and path.partition(".")[0] in roots:
+            for name, value in list(vars(module).items()):
+                if id(value) in replacements:
+                    setattr(module, name, replacements[id(value)])
     return originals
-
-
-def _modules_of(roots: set[str]) -> list[ModuleType]:
-    return [
-        module
-        for name, module in list(sys.modules.items())
-        if isinstance(module, ModuleType) and name.partition(".")[0] in roots
-    ]
