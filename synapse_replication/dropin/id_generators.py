@@ -123,11 +123,8 @@ def _position_gauge(stream_name: str, server_name: str) -> Any:
     :return: ``None`` if the host is an older one that lacks the metric. The observer
         then updates this package's metric of the same name.
     """
-    gauge = getattr(
-        importlib.import_module("synapse.storage.util.id_generators"),
-        "stream_current_position_gauge",
-        None,
-    )
+    module = importlib.import_module("synapse.storage.util.id_generators")
+    gauge = getattr(module, "stream_current_position_gauge", None)
     return gauge and gauge.labels(stream_name=stream_name, server_name=server_name)
 
 
@@ -186,9 +183,8 @@ class DropInIdGenerator(id_generators.MultiWriterIdGenerator):
         positive: bool = True,
     ) -> None:
         # The host checks its generators with isinstance().
-        importlib.import_module(
-            "synapse.storage.util.id_generators"
-        ).AbstractStreamIdGenerator.register(DropInIdGenerator)
+        module = importlib.import_module("synapse.storage.util.id_generators")
+        module.AbstractStreamIdGenerator.register(DropInIdGenerator)
         hs = db.hs
         stream = IdStream(
             stream_name=stream_name,

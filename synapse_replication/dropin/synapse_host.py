@@ -17,7 +17,6 @@ import importlib
 import inspect
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from datetime import timedelta
 from typing import Any
 
 from twisted.internet.error import AlreadyCancelled
@@ -67,10 +66,8 @@ def _duration_type(clock: Any) -> Callable[[float], Any]:
     parameters = list(inspect.signature(clock.call_later).parameters.values())
     if "Duration" not in str(parameters[0].annotation):
         return float
-    duration: type[timedelta] = importlib.import_module(
-        "synapse.util.duration"
-    ).Duration
-    return lambda delay: duration(seconds=delay)
+    module = importlib.import_module("synapse.util.duration")
+    return lambda delay: module.Duration(seconds=delay)
 
 
 class _HostDelayedCall:
