@@ -217,10 +217,8 @@ class DropInCommandHandler(handler.ReplicationCommandHandler):
             stream.original for stream in self.host.streams.get_streams_to_replicate()
         ]
 
-    @property
-    def _streams(self) -> Mapping[str, Any]:
-        # The host's tests use this attribute.
-        return self.get_streams()
+    # The host's tests use this attribute.
+    _streams = property(get_streams)
 
     @property
     def _channels_to_subscribe_to(self) -> list[str]:
