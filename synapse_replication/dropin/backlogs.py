@@ -16,6 +16,7 @@ host's TLS policy, or a Unix socket.
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -108,8 +109,7 @@ def _is_in_use() -> bool:
     """Return whether the extension is used, and the host's resource is replaced."""
     module = importlib.import_module("synapse.replication.http")
     resource = module.ReplicationRestResource
-    is_turned_on = own_settings().extension
-    return is_turned_on and getattr(resource, "answers_for_backlog", False)
+    return own_settings().extension and getattr(resource, "answers_for_backlog", False)
 
 
 def _serves_replication(hs: Any) -> bool:
@@ -138,13 +138,11 @@ def make_partial_resync(
     """
     if not _is_in_use():
         return None
-    client: HttpCatchUpClient | None = None
+    make_client = functools.cache(_make_client)
 
     async def request_rows(*request: Any) -> StreamUpdateResult:
         """Request rows from one writer, without retries."""
-        nonlocal client
-        client = client or _make_client(hs)
-        asking = client.get_backlog(*request)
+        asking = make_client(hs).get_backlog(*request)
         return await make_yieldable(Deferred.fromCoroutine(asking))
 
     return PartialResync(epochs, request_rows, clock, observer)
