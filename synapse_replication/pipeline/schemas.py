@@ -306,8 +306,7 @@ def json_rows(table: DatabaseTable, batch: pa.RecordBatch) -> pa.Array:
 
     :param batch: rows with at least the columns ``table.columns``.
     """
-    connection = _connection()
-    with connection.cursor() as cursor:
+    with _connection().cursor() as cursor:
         cursor.register("batch", pa.Table.from_batches([batch]))
         found = cursor.sql(_query(table)).to_arrow_table()
     return found.column(0).cast(pa.string()).combine_chunks()

@@ -224,8 +224,7 @@ class Planner:
                 found.append(narrowed)
         parts = split(found, options.num_partitions)
         conninfo = connections.resolved_conninfo(options.conninfo, txn.connection)
-        tasks = pack(parts, options.num_partitions)
-        return Plan(conninfo, start, end, parts, tasks)
+        return Plan(conninfo, start, end, parts, pack(parts, options.num_partitions))
 
 
 def _instance_name(txn: cursor, instance_id: int) -> str:

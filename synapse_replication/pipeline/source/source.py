@@ -210,10 +210,8 @@ class RowsStreamReader(datasource.DataSourceStreamReader, SupportsTriggerAvailab
     def initialOffset(self) -> dict[str, Any]:
         """Return the initial offset of a query without a checkpoint."""
         with read_transaction(self._options.conninfo) as txn:
-            selections = self._select(txn)
-            return offsets_to_json(
-                self._planner.resolve(txn, selections, "startingToken")
-            )
+            offsets = self._planner.resolve(txn, self._select(txn), "startingToken")
+            return offsets_to_json(offsets)
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Record the current end of the streams as the end of the query."""
