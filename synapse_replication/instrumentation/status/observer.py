@@ -342,23 +342,20 @@ class StatusObserver(ReplicationObserver):
     @handles(events.LinkUp)
     def _connection_made(self, event: events.LinkUp) -> None:
         link = self._link(event.connection)
-        if link is not None:
-            if not link.up:
-                link.since = self._monotonic()
-            link.up += 1
-            link.why = link.peer = ""
-            link.address = event.address
+        if not link.up:
+            link.since = self._monotonic()
+        link.up += 1
+        link.why = link.peer = ""
+        link.address = event.address
 
     @handles(events.PeerNamed)
     def _peer_named(self, event: events.PeerNamed) -> None:
-        link = self._link(event.connection)
-        if link is not None:
-            link.peer = event.instance_name
+        self._link(event.connection).peer = event.instance_name
 
     @handles(events.LinkDown)
     def _connection_lost(self, event: events.LinkDown) -> None:
         link = self._link(event.connection)
-        if link is None or not link.up:
+        if not link.up:
             return
         link.up -= 1
         if not link.up:
@@ -368,10 +365,11 @@ class StatusObserver(ReplicationObserver):
     @handles(events.ConnectFailed)
     def _connection_failed(self, event: events.ConnectFailed) -> None:
         link = self._link(event.connection)
-        if link is not None and not link.up and event.why:
+        if not link.up and event.why:
             link.why = excerpt(event.why)
 
-    def _link(self, name: str) -> records.LinkRecord | None:
+    def _link(self, name: str) -> records.LinkRecord:
+        """Return the record of a link; one that is not stored if there is no room."""
         link = self._links.get(name)
         if link is not None:
             return link
@@ -384,8 +382,9 @@ class StatusObserver(ReplicationObserver):
             ]
             if downs:
                 del self._links[min(downs)[1]]
-        new = records.LinkRecord(self._monotonic())
-        return records.store_if_room(self._links, name, new)
+        link = records.LinkRecord(self._monotonic())
+        records.store_if_room(self._links, name, link)
+        return link
 
     @handles(events.PeerHeartbeat)
     def _heartbeat_received(self, heartbeat: events.PeerHeartbeat) -> None:

@@ -270,11 +270,7 @@ def last_asked(links: Mapping[str, LinkRecord]) -> float | None:
     return max(link.since for link in over_redis)
 
 
-def store_if_room(
-    table: dict[_Name, _Value], key: _Name, value: _Value
-) -> _Value | None:
-    """Store and return a value; return ``None`` for a new key in a full table."""
-    if key not in table and len(table) >= MAX_NAMES:
-        return None
-    table[key] = value
-    return value
+def store_if_room(table: dict[_Name, _Value], key: _Name, value: _Value) -> None:
+    """Store a value, unless its key is new and the table is full."""
+    if key in table or len(table) < MAX_NAMES:
+        table[key] = value
