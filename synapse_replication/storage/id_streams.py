@@ -55,10 +55,6 @@ class IdStream(Struct, frozen=True, kw_only=True):
         """The factor between an id and its distance from zero."""
         return -1 if self.negative else 1
 
-    def is_written_by(self, instance_name: str) -> bool:
-        """Return whether an instance may write to the stream."""
-        return not self.writers or instance_name in self.writers
-
 
 def id_stream_of(
     stream: StandardStream | TableStream,

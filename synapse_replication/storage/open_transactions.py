@@ -193,10 +193,9 @@ class PredecessorWait:
         return True
 
     def _find(self, txn: Any) -> frozenset[str]:
-        stream = self._stream
-        if not stream.is_written_by(self._instance_name) and read_stored_positions(
-            txn, stream
-        ).keys() <= set(stream.writers):
+        stream, writers = self._stream, set(self._stream.writers)
+        only_reads = writers and self._instance_name not in writers
+        if only_reads and read_stored_positions(txn, stream).keys() <= writers:
             return frozenset()
         return read_open_transactions(txn, stream)
 
