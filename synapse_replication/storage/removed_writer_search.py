@@ -194,11 +194,10 @@ class RemovedWriterFinder:
         if survey.absent and survey.open_transactions:
             await self._wait_for(survey.open_transactions)
             survey = await self._survey()
-        for writer in survey.stored:
-            if writer in self._stream.writers:
-                # A declared writer announces its rows itself.
-                self._greatest.pop(writer, None)
-                self._low.pop(writer, None)
+        for writer in survey.stored.keys() & set(self._stream.writers):
+            # A declared writer announces its rows itself.
+            self._greatest.pop(writer, None)
+            self._low.pop(writer, None)
         self._were_stored.update(survey.stored)
         self._greatest.update(survey.greatest)
         # A writer without a stored position cannot add rows up to survey.upto.
