@@ -410,9 +410,8 @@ class PrometheusObserver(ReplicationObserver):
 
     @handles(events.LinksChanged)
     def _connections_changed(self, event: events.LinksChanged) -> None:
-        self._metrics["synapse_replication_tcp_resource_total_connections"].get().set(
-            event.count
-        )
+        total = self._metrics["synapse_replication_tcp_resource_total_connections"]
+        total.get().set(event.count)
 
     @handles(events.ExternalCacheSet)
     def _external_cache_set(self, event: events.ExternalCacheSet) -> None:
