@@ -256,7 +256,7 @@ class ReplicationResource(Resource):
 
     def _encode_page(self, stream: Stream, result: StreamUpdateResult) -> bytes:
         try:
-            return _encode(list(result.updates), result)
+            return _encode(result.updates, result)
         except ValueError:
             pass
         updates = result.updates
