@@ -59,15 +59,13 @@ def with_backlog(original: Any) -> Any:
 
         def __init__(self, hs: Any) -> None:
             super().__init__(hs)
-            self._backlog_hs = hs
-            self._our_resource: ReplicationResource | None = None
+            # Made for the first request: the host makes its command handler later.
+            self._our_resource = functools.cache(lambda: _make_resource(hs))
 
         def render(self, request: Any) -> Any:
             is_status = request.postpath == [b"status"]
             if is_status or request.args.get(b"backlog") == [b"1"]:
-                if self._our_resource is None:
-                    self._our_resource = _make_resource(self._backlog_hs)
-                ours = self._our_resource
+                ours = self._our_resource()
                 if ours is not None and (is_status or ours.has_backlog):
                     return ours.render(request)
             return super().render(request)
