@@ -144,12 +144,8 @@ class CompletenessReader:
             return start.advance(self._without_positions(txn, selection))
         minimum = min(stored.values())
         declared = self.declared.get(stream.name, ()) if self.continuous else ()
-        waited_for = {
-            writer: start.position(writer)
-            for writer in declared
-            if writer not in stored
-        }
-        return start.advance(StreamOffset(minimum, {**waited_for, **stored}))
+        waited_for = {writer: start.position(writer) for writer in declared}
+        return start.advance(StreamOffset(minimum, waited_for | stored))
 
     def _without_positions(self, txn: cursor, selection: Selection) -> StreamOffset:
         stream = selection.stream
