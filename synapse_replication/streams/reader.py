@@ -838,8 +838,9 @@ class Reader(Struct, eq=False):
             if catch_up.rewind_to is not None or upto <= catch_up.cursor:
                 return None
         page = check_page(result, catch_up.cursor, upto, allow_encoded=True)
-        if not page.tokens and page.upto_token < upto and result.last_token is not None:
-            # To ask again at once would have the same answer.
+        is_behind = result.last_token is not None and page.upto_token < upto
+        if is_behind and not page.tokens and upto == fetch.upto_token:
+            # To ask for the same range again at once would have the same answer.
             raise CatchUpError(
                 f"the source returned no row, and {result.last_token} as the last "
                 f"token, but rows up to {upto} were announced: it does not have them "

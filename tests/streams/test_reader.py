@@ -623,6 +623,18 @@ class PageTests(SynchronousTestCase):
         self.assertTrue(driven.page(4, upto=5, last_token=5))
         self.assertEqual(driven.rows, [4])
 
+    def test_source_was_behind_a_later_claim(self) -> None:
+        """A claim that arrived after the source answered is fetched without a pause."""
+        driven = Driven()
+        driven.open(0)
+        driven.reader.reported("a", 5000, 5000, 0.0)
+        driven.take()
+        self.assertEqual(driven.requested(), (0, 5000))
+        driven.reader.reported("a", 9, 9, 0.0)
+        self.assertTrue(driven.page(upto=5, last_token=5))
+        driven.take()
+        self.assertEqual(driven.requested(), (0, 9))
+
     def test_refuted_claims_may_have_hidden_true_ones(self) -> None:
         """After claims were refuted, the rows below the next one are fetched."""
         for claims in ((8, 500), (2000, 3000)):
