@@ -172,7 +172,7 @@ def read_database(
         )
         most = DEFAULT_CONNECTIONS
     conninfo = _conninfo(args)
-    if is_needed and (why := why_no_conninfo(conninfo)) is not None:
+    if is_needed and (why := conninfo_problem(conninfo)) is not None:
         report(
             ("database", "args"),
             why,
@@ -262,7 +262,7 @@ class _WriterChecks:
             self.report((*path, index), problem, hint)
 
 
-def why_no_conninfo(conninfo: Mapping[str, Any]) -> str | None:
+def conninfo_problem(conninfo: Mapping[str, Any]) -> str | None:
     """Return why the driver rejects the parameters; the text repeats no value.
 
     :return: ``None`` if the parameters are valid, or the driver is not installed.

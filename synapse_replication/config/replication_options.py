@@ -14,7 +14,10 @@ from typing import Any, TypeAlias
 
 import attrs
 
-from synapse_replication.config.deployment import DatabaseConfig, why_no_conninfo
+from synapse_replication.config.deployment import (
+    DatabaseConfig,
+    conninfo_problem,
+)
 from synapse_replication.config.listener_safety import (
     Listener,
     why_unguarded,
@@ -353,7 +356,7 @@ class ReplicationOptions:
             hint = "pass RedisOptions(host=..., port=...)"
             yield "redis", f"is {type(redis).__name__}", hint
         if self.database is not None:
-            why = why_no_conninfo(self.database.conninfo)
+            why = conninfo_problem(self.database.conninfo)
             if why is not None:
                 yield "database", why, _DATABASE_HINT
         try:

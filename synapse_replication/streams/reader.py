@@ -292,17 +292,17 @@ class CatchUp(Struct):
     @property
     def requested_upto(self) -> int:
         """The token up to which the next page is requested."""
-        if self.doubt is None or self.reached < self.target:
+        if self.doubt is None or self.settled_upto < self.target:
             return self.target
         return self.doubt
 
     @property
     def is_fetched(self) -> bool:
         """Whether nothing remains to be fetched."""
-        return self.reached >= self.requested_upto
+        return self.settled_upto >= self.requested_upto
 
     @property
-    def reached(self) -> int:
+    def settled_upto(self) -> int:
         """The token up to which nothing remains to be fetched."""
         return max(self.cursor, self.empty_upto)
 
@@ -1199,7 +1199,7 @@ class Reader(Struct, eq=False):
         """Do not fetch rows again that were delivered since the catch-up began."""
         catch_up = self._ongoing_catch_up
         if catch_up.doubt is not None and (
-            catch_up.doubt <= catch_up.reached or self.is_plausible(catch_up.doubt)
+            catch_up.doubt <= catch_up.settled_upto or self.is_plausible(catch_up.doubt)
         ):
             catch_up.target, catch_up.doubt = max(catch_up.target, catch_up.doubt), None
         is_reset = self.policy.resettable and catch_up.rewind_to is not None
@@ -1250,7 +1250,7 @@ class Reader(Struct, eq=False):
         catch_up = self._ongoing_catch_up
         self.catch_up = None
         if catch_up.drain_upto is not None and self.empty is not None:
-            self.empty.settle(min(catch_up.drain_upto, catch_up.reached))
+            self.empty.settle(min(catch_up.drain_upto, catch_up.settled_upto))
         self._reports.append(Finished(catch_up.drain_upto))
         for link, state in self.links.items():
             if catch_up.drain_upto is not None:

@@ -293,7 +293,7 @@ class ReplicationExtension(SendingListener):
         """Send hello on a new link, before anything else."""
         self._connections.append(connection)
         self._replicating.add(connection)
-        self._watches.listen(self._clock.seconds())
+        self._watches.hearing_interrupted(self._clock.seconds())
         if not self._has_stopped:
             self._send_hello(connection, replicates=not connection.is_direct)
 
@@ -334,7 +334,7 @@ class ReplicationExtension(SendingListener):
         self._connections.remove(connection)
         self._replicating.discard(connection)
         self._peers.pop(connection, None)
-        self._watches.listen(self._clock.seconds())
+        self._watches.hearing_interrupted(self._clock.seconds())
 
     def extension_received(
         self, connection: ExtensionConnection, payload: bytes

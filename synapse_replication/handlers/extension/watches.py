@@ -75,7 +75,7 @@ class Watches:
         """Begin to watch an instance, which asks for it."""
         self._watched[name] = epoch, now
 
-    def listen(self, now: float) -> None:
+    def hearing_interrupted(self, now: float) -> None:
         """Record that messages may have been missed: a link came up or went down."""
         self._listening_since = now
 

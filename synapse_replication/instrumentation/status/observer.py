@@ -207,7 +207,7 @@ class StatusObserver(ReplicationObserver):
         writer = self._writer(event.stream_name, event.instance_name)
         writer.move_back(event.to_token, self._monotonic())
         if isinstance(event, events.StreamReset):
-            writer.skipped = writer.gone = 0
+            writer.skipped = writer.lost_tokens = 0
             writer.problems.pop(model.StallReason.ROWS_SKIPPED, None)
             writer.problems.pop(model.StallReason.ROWS_LOST, None)
 
@@ -218,12 +218,12 @@ class StatusObserver(ReplicationObserver):
             self._undeclared_writer(event.stream_name, event.instance_name)
         elif event.reason is events.DiscardReason.LOST:
             writer = self._writer(event.stream_name, event.instance_name)
-            writer.gone += event.count
+            writer.lost_tokens += event.count
             writer.add_problem(
                 model.StallReason.ROWS_LOST,
                 now,
-                f"the rows of {counted(writer.gone, 'token')} are lost: they are not "
-                "in the writer's memory any more",
+                f"the rows of {counted(writer.lost_tokens, 'token')} are lost: they "
+                "are not in the writer's memory any more",
             )
         elif event.reason is events.DiscardReason.UNPARSABLE:
             self._writer(event.stream_name, event.instance_name).lost_since = now

@@ -53,7 +53,7 @@ class WriterRecord(Struct):
         ``None`` if there is none.
     :ivar heard_at: when the writer was last heard; ``None`` if it never was.
     :ivar heard_by: what was heard.
-    :ivar signed_at: when its last row or POSITION arrived.
+    :ivar spoke_at: when its last row or POSITION arrived.
     :ivar announced_at: when its last POSITION or heartbeat arrived.
     :ivar link: the name of the link on which its last row or POSITION arrived.
     :ivar is_drained: whether this is a removed writer whose rows were delivered.
@@ -71,7 +71,7 @@ class WriterRecord(Struct):
         it, for display. That a catch-up fails is a problem until the position changes.
     :ivar set_back: the lowest stored position that was found when the database was set
         back, and the highest position of this process.
-    :ivar gone: the number of tokens whose rows are lost.
+    :ivar lost_tokens: the number of tokens whose rows are lost.
     :ivar skipped: the number of skipped rows.
     """
 
@@ -81,7 +81,7 @@ class WriterRecord(Struct):
     announced: int | None = None
     heard_at: float | None = None
     heard_by: AnnouncedBy | None = None
-    signed_at: float | None = None
+    spoke_at: float | None = None
     announced_at: float | None = None
     link: str = ""
     is_drained: bool = False
@@ -94,7 +94,7 @@ class WriterRecord(Struct):
     lost_since: float | None = None
     problems: dict[StallReason, tuple[float, str]] = field(default_factory=dict)
     set_back: tuple[int, int] | None = None
-    gone: int = 0
+    lost_tokens: int = 0
     skipped: int = 0
     #: The undelivered announcements: ``(token, latest possible time of the write)``.
     undelivered: list[tuple[int, float]] = field(default_factory=list)
@@ -104,7 +104,7 @@ class WriterRecord(Struct):
     def hear(self, link: str, by: AnnouncedBy, now: float) -> None:
         """Record a row or a POSITION of the writer, and where it arrived."""
         self.link, self.heard_by = link, by
-        self.heard_at = self.signed_at = now
+        self.heard_at = self.spoke_at = now
         self.lost_since = None
         self.problems.pop(StallReason.UNDECLARED_WRITER, None)
         self.is_drained = False

@@ -68,8 +68,8 @@ class StatusReport:
         """Return when the last row or POSITION of each process arrived."""
         heard: dict[str, float] = {}
         for (_, name), writer in self._writers.items():
-            if writer.signed_at is not None:
-                heard[name] = max(heard.get(name, 0.0), writer.signed_at)
+            if writer.spoke_at is not None:
+                heard[name] = max(heard.get(name, 0.0), writer.spoke_at)
         return heard
 
     def _find_silence(self) -> float | None:
