@@ -371,20 +371,21 @@ class StreamReceiver:
     async def _deliver_late(self, writer: Writer) -> None:
         """Fetch and deliver a writer's late rows; if that fails, repeat it later."""
         context, delivered = self._context, 0
-        tokens, writer.late = writer.late, []
+        # Until they were delivered, they are a reason not to forget the writer.
+        tokens = tuple(writer.late)
         try:
             for token in tokens:
                 await self._catch_ups.deliver_late(writer.name, token)
                 delivered += 1
         except Exception as error:  # noqa: BLE001 -- reported to the observer
             context.observer.failure(f"delivering late rows of {context.name}", error)
-            writer.late = tokens[delivered:] + writer.late
             if writer.reader.links:
                 again = partial(self._deliver_late, writer)
                 writer.late_timer.start(LATE_RETRY, self._queue.put, again)
+        del writer.late[:delivered]
         if delivered:
             context.observer.observe(
-                LateRows(context.name, writer.name, tuple(tokens[:delivered]))
+                LateRows(context.name, writer.name, tokens[:delivered])
             )
 
     def _handle_announcement(

@@ -177,3 +177,18 @@ class LateRowsTests(SynchronousTestCase):
         self.assertEqual(self.process.host.reactor.getDelayedCalls(), [])
         self.process.handler.new_connection(connection)
         self.assertEqual([token for _, _, token, _ in self.late], [6])
+
+    def test_writer_is_evicted_meanwhile(self) -> None:
+        """A writer whose late rows are being fetched is not forgotten."""
+        stream, connection = self.process.stream, self.process.connection
+        stream.persist("w", 6, ["six"])
+        stream.is_held = True
+        self.process.receive('RDATA events w 7 ["seven"]')
+        self.verify([6, 7], 7)
+        self.process.handler.receivers["events"].forget_writer("w")
+        stream.fail(CatchUpError("away"))
+        stream.is_held = False
+        self.process.handler.lost_connection(connection)
+        self.assertEqual(self.process.host.reactor.getDelayedCalls(), [])
+        self.process.handler.new_connection(connection)
+        self.assertEqual([token for _, _, token, _ in self.late], [6])
