@@ -136,8 +136,11 @@ def first_line(error: psycopg2.Error) -> str:
 
 
 def _explain(error: psycopg2.Error) -> str:
+    if not isinstance(error, psycopg2.errors.UndefinedTable):
+        # If the server's name has several addresses, each has a reason of its own.
+        return error_text(error)
     why = " ".join(first_line(error).split())
-    if isinstance(error, psycopg2.errors.UndefinedTable) and "stream_positions" in why:
+    if "stream_positions" in why:
         why += (
             "; start a process that creates it, or run: synapse-replication init-db "
             "-c FILE"

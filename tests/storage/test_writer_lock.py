@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import Any
 from unittest import mock
 
-from twisted.internet.defer import Deferred
+import psycopg2
+from twisted.internet.defer import Deferred, fail
 from twisted.internet.task import deferLater
 from twisted.trial.unittest import TestCase
 
 from synapse_replication.errors import StorageError
 from synapse_replication.handlers.host_parts import ReactorClock
-from synapse_replication.storage import writer_lock
+from synapse_replication.handlers.timer import Backoff
+from synapse_replication.storage import database as database_module, writer_lock
 from synapse_replication.storage.database import Database
 from synapse_replication.storage.writer_lock import WriterLock
 from tests.storage.doubles import PostgresMixin
@@ -78,6 +80,34 @@ class WriterLockTests(PostgresMixin, TestCase):
         first.stop()
         await database.close()
         await second
+
+    async def test_unavailable(self) -> None:
+        """The lock is acquired when the database answers; the log says why it did not.
+
+        It has the reasons of all addresses of the database: any may be the right one.
+        """
+        refused = psycopg2.OperationalError(
+            'connection to server at "db" (::1), port 5432 failed: Connection refused\n'
+            "\tIs the server running on that host?\n"
+            'connection to server at "db" (127.0.0.1), port 5432 failed: FATAL:  '
+            "password authentication failed\n"
+        )
+        database = Database(self.dsn, self.reactor, max_connections=1)
+        self.addCleanup(database.close)
+        failing = mock.Mock(wraps=database)
+        failing.transact.side_effect = [fail(refused), mock.DEFAULT]
+        with (
+            mock.patch.object(database_module, "_BACKOFF", Backoff(0.01)),
+            mock.patch.object(database_module, "_log") as log,
+        ):
+            await self.lock(database=failing).acquire()
+        self.assertEqual(len(self.holders()), 1)
+        ((text,), fields) = log.warn.call_args
+        self.assertRegex(
+            text.format(**fields),
+            r"^Cannot lock the name w1: .*\(::1\).* refused .*\(127\.0\.0\.1\).*"
+            r"authentication failed; retrying in 0\.0 s$",
+        )
 
     async def test_lost_session(self) -> None:
         """If the session ends, the lock is acquired in another."""
