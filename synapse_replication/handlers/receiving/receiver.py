@@ -379,6 +379,8 @@ class StreamReceiver:
                 delivered += 1
         except Exception as error:  # noqa: BLE001 -- reported to the observer
             context.observer.failure(f"delivering late rows of {context.name}", error)
+            # The sink may always fail to handle this row: try the others before it.
+            writer.late.append(writer.late.pop(delivered))
             if writer.reader.links:
                 again = partial(self._deliver_late, writer)
                 writer.late_timer.start(LATE_RETRY, self._queue.put, again)

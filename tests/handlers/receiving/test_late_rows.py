@@ -192,3 +192,25 @@ class LateRowsTests(SynchronousTestCase):
         self.assertEqual(self.process.host.reactor.getDelayedCalls(), [])
         self.process.handler.new_connection(connection)
         self.assertEqual([token for _, _, token, _ in self.late], [6])
+
+    def test_sink_never_handles_a_row(self) -> None:
+        """Later rows are delivered late although the sink always fails for one."""
+        late: list[int] = []
+
+        def on_late_rdata(
+            stream: str, writer: str, token: int, rows: list[Any]
+        ) -> None:
+            if token == 6:
+                raise ValueError("not that row")
+            late.append(token)
+
+        self.process.host.rows.on_late_rdata = on_late_rdata  # type: ignore[attr-defined]
+        for missing, arrived in ((6, 7), (8, 9)):
+            self.process.stream.persist("w", missing, ["missing"])
+            self.process.receive(f'RDATA events w {arrived} ["arrived"]')
+            self.verify([missing, arrived], arrived)
+        for _ in range(3):
+            self.process.host.reactor.advance(LATE_RETRY)
+        self.assertEqual(late, [8])
+        observer = self.process.host.observer
+        self.assertEqual(observer.late_rows, [("events", "w", (8,))])
