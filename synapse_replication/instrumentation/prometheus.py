@@ -273,6 +273,7 @@ class PrometheusObserver(ReplicationObserver):
         self._queues: dict[str, int] = {}
         self._positions: dict[tuple[str, str], int] = {}
         self._current = self._metrics["synapse_storage_stream_current_position"]
+        self._sent = self._metrics["synapse_replication_tcp_resource_stream_updates"]
         self._greatest: dict[str, int] = {}
         self._status = status
         self._buffer_sources: list[BufferSource] = []
@@ -401,7 +402,13 @@ class PrometheusObserver(ReplicationObserver):
         outcome = "hits" if event.error is None else "misses"
         self._count(f"synapse_replication_backlog_{outcome}", event.stream_name)
 
-    # -- connections and the external cache ----------------------------------------
+    # -- sending, connections and the external cache -------------------------------
+
+    @handles(events.RowsSent)
+    def _stream_updates_sent(self, event: events.RowsSent) -> None:
+        # It occurs for each written row: counting it as other events takes twice as
+        # long.
+        self._sent.get(event.stream_name).inc(event.count)
 
     @handles(events.ConnectFailed)
     def _connection_failed(self, event: events.ConnectFailed) -> None:
