@@ -20,20 +20,23 @@ import time
 import uuid
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import attrs
 import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake import DeltaTable
-from deltalake.transaction import AddAction
-from pyarrow import dataset, parquet
+from pyarrow import parquet
 
 from synapse_replication.durable import sync_folder
 from synapse_replication.errors import excerpt
 from synapse_replication.pipeline.archive.store import MISSING_REASON, ArchiveStore
 from synapse_replication.pipeline.scan import FEW_ROWS, Spark, grouped, run_tasks
 from synapse_replication.pipeline.schemas import DAY
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+    from deltalake.transaction import AddAction
+    from pyarrow import dataset
 
 #: The maximum number of files that a :class:`DayWriter` has open. To open a further
 #: file, it closes the least recently used one.
@@ -42,10 +45,6 @@ _OPEN_DAYS: Final = 16
 #: The columns whose minimum and maximum are stored in Delta's transaction log. A table
 #: has one of them.
 WITH_STATISTICS: Final = ("stream_id", "line_number")
-
-_PARTITIONING: Final = dataset.partitioning(
-    pa.schema([pa.field(DAY, pa.date32())]), flavor="hive"
-)
 
 _REPAIR: Final = (
     "restore it from a backup, or run: synapse-replication pipeline archive --repair"
@@ -77,6 +76,8 @@ class WrittenFile:
 
     def to_action(self) -> AddAction:
         """Return the action that adds the file to a commit."""
+        from deltalake.transaction import AddAction
+
         return AddAction(
             self.path,
             self.size,
@@ -221,13 +222,18 @@ class ArchivedFile:
 
         :param schema: the columns, also ``day``. Those that the file lacks are null.
         """
+        # Workers that only write need neither this module, which loads pandas, nor
+        # deltalake.
+        from pyarrow import dataset
+
         root = store.path(self.table_uri)
+        days = pa.schema([pa.field(DAY, pa.date32())])
         return dataset.dataset(
             f"{root}/{self.path}",
             schema=schema,
             format="parquet",
             filesystem=store.filesystem,
-            partitioning=_PARTITIONING,
+            partitioning=dataset.partitioning(days, flavor="hive"),
             partition_base_dir=root,
         )
 

@@ -21,19 +21,20 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, unquote, urlsplit
 
 import attrs
 import click
 import pyarrow as pa
-from deltalake import DeltaTable
-from deltalake.exceptions import DeltaError, TableNotFoundError
 from pyarrow import fs, parquet
 from pyarrow.fs import FileInfo, FileSelector, FileSystem, FileType
 
 from synapse_replication.data_files import read_table
 from synapse_replication.errors import PipelineError, excerpt
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
 
 #: The reason of a file that does not exist.
 MISSING_REASON: Final = "is missing"
@@ -179,6 +180,9 @@ class ArchiveStore:
         :raises PipelineError: if the store cannot be reached, or the table's log is
             damaged.
         """
+        from deltalake import DeltaTable
+        from deltalake.exceptions import DeltaError, TableNotFoundError
+
         try:
             return DeltaTable(uri, storage_options=self.delta_options)
         except TableNotFoundError:
