@@ -151,13 +151,28 @@ class LateRowsTests(SynchronousTestCase):
         self.verify([8, 9], 9)
         self.assertEqual([token for _, _, token, _ in self.late], [6, 7, 8])
 
-    def test_source_fails(self) -> None:
-        """If the rows cannot be fetched, the attempt is repeated."""
+    def begin_to_fetch(self) -> None:
+        """Find the late row 6, and hold the answer of the source."""
         stream = self.process.stream
         stream.persist("w", 6, ["six"])
         stream.is_held = True
         self.process.receive('RDATA events w 7 ["seven"]')
         self.verify([6, 7], 7)
+
+    def check_failure_without_a_link(self) -> None:
+        """Check that only the next link repeats a failed fetch."""
+        stream, connection = self.process.stream, self.process.connection
+        stream.fail(CatchUpError("away"))
+        stream.is_held = False
+        self.process.handler.lost_connection(connection)
+        self.assertEqual(self.process.host.reactor.getDelayedCalls(), [])
+        self.process.handler.new_connection(connection)
+        self.assertEqual([token for _, _, token, _ in self.late], [6])
+
+    def test_source_fails(self) -> None:
+        """If the rows cannot be fetched, the attempt is repeated."""
+        stream = self.process.stream
+        self.begin_to_fetch()
         stream.fail(CatchUpError("away"))
         stream.is_held = False
         self.assertEqual(self.late, [])
@@ -166,32 +181,14 @@ class LateRowsTests(SynchronousTestCase):
 
     def test_source_fails_without_a_link(self) -> None:
         """Without a link, nothing is repeated until the next link comes up."""
-        stream, connection = self.process.stream, self.process.connection
-        stream.persist("w", 6, ["six"])
-        stream.is_held = True
-        self.process.receive('RDATA events w 7 ["seven"]')
-        self.verify([6, 7], 7)
-        stream.fail(CatchUpError("away"))
-        stream.is_held = False
-        self.process.handler.lost_connection(connection)
-        self.assertEqual(self.process.host.reactor.getDelayedCalls(), [])
-        self.process.handler.new_connection(connection)
-        self.assertEqual([token for _, _, token, _ in self.late], [6])
+        self.begin_to_fetch()
+        self.check_failure_without_a_link()
 
     def test_writer_is_evicted_meanwhile(self) -> None:
         """A writer whose late rows are being fetched is not forgotten."""
-        stream, connection = self.process.stream, self.process.connection
-        stream.persist("w", 6, ["six"])
-        stream.is_held = True
-        self.process.receive('RDATA events w 7 ["seven"]')
-        self.verify([6, 7], 7)
+        self.begin_to_fetch()
         self.process.handler.receivers["events"].forget_writer("w")
-        stream.fail(CatchUpError("away"))
-        stream.is_held = False
-        self.process.handler.lost_connection(connection)
-        self.assertEqual(self.process.host.reactor.getDelayedCalls(), [])
-        self.process.handler.new_connection(connection)
-        self.assertEqual([token for _, _, token, _ in self.late], [6])
+        self.check_failure_without_a_link()
 
     def test_sink_never_handles_a_row(self) -> None:
         """Later rows are delivered late although the sink always fails for one."""
