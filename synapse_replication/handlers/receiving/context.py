@@ -1,4 +1,4 @@
-"""What all parts of a received stream share: options, collaborators, and breaks."""
+"""The options, collaborators and breaks that the parts of a received stream share."""
 
 from __future__ import annotations
 

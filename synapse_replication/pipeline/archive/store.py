@@ -9,9 +9,9 @@ Credentials of an object store come from its usual environment variables, which 
 Spark driver reads. They are sent to tasks, like the database's password, so that
 executors need no configuration.
 
-The errors name the location, the cause in one line, and, if the cause is a typical one,
-what to do about it. If the transaction log of a table cannot be read, the error names
-the damaged files of the log.
+An error names the location and the cause, in one line; for a typical cause, it also
+names the remedy. If the transaction log of a table cannot be read, the error names the
+damaged files of the log.
 """
 
 from __future__ import annotations
