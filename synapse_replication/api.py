@@ -35,6 +35,7 @@ from synapse_replication.errors import (
     StorageError as StorageError,
     StreamConfigurationError as StreamConfigurationError,
     TokenError as TokenError,
+    TransactionRolledBackError as TransactionRolledBackError,
     UnknownCommandError as UnknownCommandError,
     UnparsableLineError as UnparsableLineError,
     WaitTimeoutError as WaitTimeoutError,

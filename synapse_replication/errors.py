@@ -21,6 +21,7 @@
     |   +-- HttpCatchUpError
     +-- StorageError
     |   +-- SequenceBehindError
+    |   +-- TransactionRolledBackError  a failed transaction was to be committed
     |   +-- ImplausiblePositionError  a position that its stream has not reached
     +-- PipelineError                 a pipeline job cannot continue; says what to do
     |   +-- SparkMissingError         Java or a module for Spark cannot be used
@@ -327,6 +328,22 @@ class StatusError(ReplicationError):
 
 class StorageError(ReplicationError):
     """Stored data or a position is invalid, or the database is closed."""
+
+
+class TransactionRolledBackError(StorageError):
+    """A function returned normally, but its transaction did not survive.
+
+    A statement failed and the function caught the exception, or the function ended the
+    transaction itself. Nothing that belongs to the transaction is announced.
+
+    :ivar description: the transaction, as it was passed to ``transact``.
+    """
+
+    def __init__(self, description: str, reason: str) -> None:
+        super().__init__(
+            f"transaction {description} was rolled back, nothing was written: {reason}"
+        )
+        self.description = description
 
 
 class SequenceBehindError(StorageError):

@@ -21,6 +21,12 @@ sent. A transaction is not repeated if the result of its commit was lost. With
 ``autocommit``, there is no separate commit: a function whose connection broke is
 repeated, although the server may have executed its statement.
 
+PostgreSQL answers the COMMIT of a failed transaction with ROLLBACK, which psycopg2 does
+not report. So a function that catches the error of a statement, and returns, has not
+succeeded: its transaction is rolled back, and ``transact`` raises
+:exc:`~synapse_replication.errors.TransactionRolledBackError`. To continue after such an
+error, a function rolls back to a savepoint.
+
 To run a callback when a transaction has ended, register it on its :class:`Transaction`
 with ``call_after`` or ``call_on_exception``. Cancelling the Deferred does not stop a
 transaction that has begun; the Deferred fires after the transaction has ended. If it
@@ -48,7 +54,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 from twisted.python.threadpool import ThreadPool
 
-from synapse_replication.errors import StorageError
+from synapse_replication.errors import StorageError, TransactionRolledBackError
 from synapse_replication.handlers.interfaces import Clock
 from synapse_replication.handlers.timer import Backoff
 from synapse_replication.transport.error_text import error_text
@@ -216,6 +222,8 @@ class Database:
             attempt. If it is cancelled, it fails with ``CancelledError`` after the
             transaction has ended, even if the transaction was committed.
         :raises StorageError: if :meth:`close` was called; in the Deferred.
+        :raises TransactionRolledBackError: if ``func`` caught the error of a statement
+            and returned, or ended the transaction itself; in the Deferred.
         """
         if self._closing is not None:
             return defer.fail(
@@ -291,7 +299,7 @@ class Database:
             attempts += 1
             attempt = _Attempt(self._acquire())
             try:
-                return attempt.run(func, autocommit)
+                return attempt.run(description, func, autocommit)
             except _RETRYABLE:
                 if attempts >= MAX_ATTEMPTS:
                     raise
@@ -340,7 +348,9 @@ class _Attempt:
         self.committing = False
         self.broken = False
 
-    def run(self, func: Callable[[Transaction], T], autocommit: bool) -> T:
+    def run(
+        self, description: str, func: Callable[[Transaction], T], autocommit: bool
+    ) -> T:
         connection = self.connection
         cursor: Transaction | None = None
         try:
@@ -348,6 +358,8 @@ class _Attempt:
                 connection.autocommit = autocommit
             cursor = connection.cursor(cursor_factory=Transaction)
             result = func(cursor)
+            if not autocommit:
+                _check_alive(description, cursor)
             cursor.close()
             if not autocommit:
                 self.committing = True
@@ -367,6 +379,32 @@ class _Attempt:
             self.broken = True
         else:
             self.broken = self.connection.closed != 0
+
+
+def _check_alive(description: str, cursor: Transaction) -> None:
+    """Check, without a round trip, that a transaction can still be committed.
+
+    :raises TransactionRolledBackError: if a statement has failed since the last
+        savepoint, or the transaction has ended.
+    """
+    connection = cursor.connection
+    status = connection.info.transaction_status
+    if status == psycopg2.extensions.TRANSACTION_STATUS_INERROR:
+        error = " ".join((connection.info.error_message or "").split())
+        raise TransactionRolledBackError(
+            description,
+            f"a statement failed, and the function caught its error ({error}); let "
+            "the function raise it, or roll back to a savepoint",
+        )
+    if (
+        status == psycopg2.extensions.TRANSACTION_STATUS_IDLE
+        and cursor.statusmessage not in (None, "COMMIT")
+    ):
+        raise TransactionRolledBackError(
+            description,
+            "the function ended the transaction itself; raise an exception instead of "
+            "rolling back, and leave the commit to the caller",
+        )
 
 
 def _call_all(description: str, callbacks: list[Callable[[], object]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +14,7 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.interfaces import IReactorFromThreads
 from twisted.trial.unittest import TestCase
 
-from synapse_replication.errors import StorageError
+from synapse_replication.errors import StorageError, TransactionRolledBackError
 from synapse_replication.storage.database import MAX_ATTEMPTS, Database, Transaction
 from tests.storage.doubles import PostgresMixin
 
@@ -84,6 +85,76 @@ class DatabaseTests(PostgresMixin, TestCase):
         with self.assertRaises(KeyError):
             await self.database.transact("insert", insert)
         self.assertEqual((self.count(), self.calls), (2, ["on exception"]))
+
+    async def test_swallowed_error(self) -> None:
+        """
+        A function that catches the error of a statement fails nevertheless: PostgreSQL
+        rolls the transaction back, so nothing that belongs to it happens.
+        """
+
+        def insert(txn: Transaction) -> None:
+            txn.execute("INSERT INTO foobar VALUES (3, 'a')")
+            txn.call_after(self.calls.append, "after")
+            txn.call_on_exception(self.calls.append, "on exception")
+            with contextlib.suppress(psycopg2.Error):
+                txn.execute("SELECT 1 / 0")
+
+        with self.assertRaisesRegex(
+            TransactionRolledBackError,
+            r"transaction insert was rolled back.*caught its error.*division by zero",
+        ):
+            await self.database.transact("insert", insert)
+        self.assertEqual((self.count(), self.calls), (2, ["on exception"]))
+        # The connection is used again.
+        await self.database.transact("more", lambda txn: txn.execute("SELECT 1"))
+
+    async def test_error_before_a_savepoint(self) -> None:
+        """An error that the function undid with a savepoint does no harm."""
+
+        def insert(txn: Transaction) -> None:
+            txn.execute("INSERT INTO foobar VALUES (3, 'a'); SAVEPOINT before")
+            with contextlib.suppress(psycopg2.Error):
+                txn.execute("SELECT 1 / 0")
+            txn.execute("ROLLBACK TO SAVEPOINT before")
+            txn.call_after(self.calls.append, "after")
+
+        await self.database.transact("insert", insert)
+        self.assertEqual((self.count(), self.calls), (3, ["after"]))
+
+    async def test_ended_by_the_function(self) -> None:
+        """A function that rolls its transaction back fails, also without an error."""
+
+        def by_statement(txn: Transaction) -> None:
+            txn.execute("INSERT INTO foobar VALUES (3, 'a')")
+            txn.call_after(self.calls.append, "after")
+            txn.execute("ROLLBACK")
+
+        def by_connection(txn: Transaction) -> None:
+            txn.execute("INSERT INTO foobar VALUES (3, 'a')")
+            txn.call_after(self.calls.append, "after")
+            txn.connection.rollback()
+
+        def by_failed_commit(txn: Transaction) -> None:
+            txn.call_after(self.calls.append, "after")
+            with contextlib.suppress(psycopg2.Error):
+                txn.execute("SELECT 1 / 0")
+            txn.execute("COMMIT")
+
+        for func in (by_statement, by_connection, by_failed_commit):
+            with self.assertRaisesRegex(TransactionRolledBackError, "ended the"):
+                await self.database.transact("insert", func)
+        self.assertEqual((self.count(), self.calls), (2, []))
+
+    async def test_committed_by_the_function(self) -> None:
+        """What the function committed by a statement is a success."""
+
+        def insert(txn: Transaction) -> None:
+            txn.execute("INSERT INTO foobar VALUES (3, 'a')")
+            txn.call_after(self.calls.append, "after")
+            txn.execute("COMMIT")
+
+        await self.database.transact("insert", insert)
+        self.assertEqual((self.count(), self.calls), (3, ["after"]))
 
     async def test_callback_that_fails(self) -> None:
         """
