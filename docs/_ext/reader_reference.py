@@ -1,4 +1,4 @@
-"""The directives ``reader-table`` and ``reader-picture``, from streams/reader.csv."""
+"""The directives ``reader-table`` and ``reader-picture``, from the reader's table."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from docutils.parsers.rst import Directive
 from docutils.statemachine import StringList
 from sphinx.application import Sphinx
 
-from synapse_replication.streams.reader import TABLE, ReaderEvent, State
+from synapse_replication.streams.reader_table import ROWS, TABLE, ReaderEvent, State
 
 #: The centre of each state in the picture.
 PLACES: Final = {
@@ -107,26 +107,23 @@ class ReaderTable(Directive):
     def run(self) -> list[nodes.Node]:
         """Return the table. Called by docutils."""
         lines = [".. list-table::", "   :header-rows: 1", "   :widths: 25 15 45 15", ""]
-        lines += _row("Event", "State", "What happens", "Next state")
-        for event, row in TABLE.items():
-            for state, entry in row.items():
-                following = [each for each in State if each in entry.next_states]
-                lines += _row(
+        lines += _cells("Event", "State", "What happens", "Next state")
+        for event, rows in ROWS.items():
+            for row in rows:
+                lines += _cells(
                     f"``{event.name}``: {event.value}",
-                    state.name,
-                    entry.effect,
-                    "the same"
-                    if following == [state]
-                    else ", ".join(each.name for each in following),
+                    ", ".join(state.name for state in row.states),
+                    row.effect,
+                    ", ".join(state.name for state in row.next_states) or "the same",
                 )
         container = nodes.container()
         self.state.nested_parse(
-            StringList(lines, source="streams/reader.csv"), 0, container
+            StringList(lines, source="streams/reader_table.py"), 0, container
         )
         return container.children
 
 
-def _row(*cells: str) -> list[str]:
+def _cells(*cells: str) -> list[str]:
     return [f"   * - {cells[0]}", *(f"     - {cell}" for cell in cells[1:])]
 
 

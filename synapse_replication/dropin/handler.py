@@ -28,7 +28,7 @@ from synapse_replication.handlers.receiving.context import ReceiverOptions
 from synapse_replication.handlers.sending.streamer import ReplicationStreamer
 from synapse_replication.redis.subscriber import RedisSubscriber
 from synapse_replication.storage import stored_positions
-from synapse_replication.streams.reader import State
+from synapse_replication.streams.reader_table import State
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS
 from synapse_replication.text import process_label
 from synapse_replication.wire import commands

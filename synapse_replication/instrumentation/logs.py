@@ -10,17 +10,12 @@ none.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable
-from pathlib import Path
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
-from msgspec import Struct
-from msgspec.structs import asdict
 from twisted.logger import Logger, LogLevel
 from twisted.python.failure import Failure
-from typing_extensions import override
 
-from synapse_replication.data_files import read_table
 from synapse_replication.errors import excerpt
 from synapse_replication.handlers import events
 from synapse_replication.handlers.observer import ReplicationObserver, handles
@@ -72,48 +67,27 @@ _BACKLOG_ANSWERS = frozenset({409, 410})
 _ORDERLY = frozenset({CloseReason.CLEAN, CloseReason.SHUTDOWN})
 
 
-class _Line(Struct, frozen=True):
-    """The log line of an event.
-
-    :ivar level: a constant of ``LogLevel``.
-    :ivar text: a format for the fields of :func:`_fields`.
-    :ivar per: the fields of which each combination has its own limit; none for a line
-        without a limit. For an exception, its class counts.
-    :ivar has_traceback: whether the field ``error`` is logged with its traceback.
-    """
-
-    level: Any
-    text: str
-    per: tuple[str, ...]
-    has_traceback: bool
+def _writer(event: events.WriterEvent) -> dict[str, str]:
+    """Return the fields that name the writer of an event."""
+    return {
+        "stream": excerpt(event.stream_name),
+        "writer": excerpt(event.instance_name),
+    }
 
 
-#: The lines of the events that have one, from ``logs.csv``.
-_LINES = {
-    getattr(events, row["Event"]): _Line(
-        LogLevel.levelWithName(row["Level"]),
-        row["Line"],
-        tuple(row["Limited by"].split()),
-        row["Traceback"] == "yes",
-    )
-    for row in read_table(Path(__file__).with_suffix(".csv"))
-}
+def _range(event: events.RangeEvent) -> dict[str, Any]:
+    """Return the fields that name the writer and the range of an event."""
+    return {
+        **_writer(event),
+        "from_token": event.from_token,
+        "upto_token": event.upto_token,
+    }
 
 
-def _fields(event: events.Event) -> dict[str, Any]:
-    """Return the attributes of an event by the names that log lines have for them."""
-    fields = asdict(event)
-    if "catch_up" in fields:
-        fields = asdict(fields.pop("catch_up")) | fields
-    if "tokens" in fields:
-        tokens = fields.pop("tokens")
-        fields |= {"count": len(tokens), "token": tokens[0]}
-    if "stream_name" in fields:
-        fields["stream"] = excerpt(fields.pop("stream_name"))
-    if "instance_name" in fields:
-        name = "writer" if "stream" in fields else "instance"
-        fields[name] = excerpt(fields.pop("instance_name"))
-    return fields
+def _traceback(error: BaseException) -> dict[str, Any]:
+    """Return the fields of an error that is logged with its traceback."""
+    failure = Failure(error)  # type: ignore[no-untyped-call]
+    return {"error": error_text(error), "log_failure": failure}
 
 
 class RateLimit:
@@ -194,32 +168,27 @@ class LoggingObserver(ReplicationObserver):
         #: The instance at the other end of each direct link.
         self._peers: RecentDict[str, str] = RecentDict(MAX_KEYS)
 
-    @override
-    def observe(self, event: events.Event) -> None:
-        """Write the line of an event; methods decide about lines with conditions."""
-        if type(event) in self._handlers:
-            super().observe(event)
-        elif type(event) in _LINES:
-            self._log(event)
+    def _log(
+        self,
+        event: events.Event,
+        level: Any,
+        text: str,
+        *,
+        per: Sequence[object] = (),
+        **fields: Any,
+    ) -> None:
+        """Write the line of an event.
 
-    def _log(self, event: events.Event, **more: Any) -> None:
-        """Write the line of an event, with its fields and ``more``."""
-        line = _LINES[type(event)]
-        own = _fields(event)
-        if line.has_traceback:
-            error = own["error"]
-            failure = Failure(error)  # type: ignore[no-untyped-call]
-            more = {"error": error_text(error), "log_failure": failure}
-        if not line.per:
-            self._logger.emit(line.level, line.text, **{**own, **more})
+        :param level: a constant of ``LogLevel``.
+        :param text: a format for ``fields``.
+        :param per: the values of which each combination has its own limit; none for a
+            line without a limit. For an exception, its class counts.
+        """
+        if not per:
+            self._logger.emit(level, text, **fields)
             return
-        parts = [(more | own)[name] for name in line.per]
-        kind = (
-            type(part) if isinstance(part, BaseException) else part for part in parts
-        )
-        self._log_limited(
-            line.level, (type(event).__name__, *kind), line.text, **{**own, **more}
-        )
+        kind = (type(part) if isinstance(part, BaseException) else part for part in per)
+        self._log_limited(level, (type(event).__name__, *kind), text, **fields)
 
     def _log_limited(
         self,
@@ -293,10 +262,30 @@ class LoggingObserver(ReplicationObserver):
             why=event.why,
         )
 
+    # -- lines and rows ---------------------------------------------------------------
+
+    @handles(events.LineRefused)
+    def _line_refused(self, event: events.LineRefused) -> None:
+        self._log(
+            event,
+            LogLevel.warn,
+            "Rejected input from {connection}: {error}",
+            per=(event.connection, event.error),
+            connection=event.connection,
+            error=event.error,
+        )
+
     @handles(events.RequestRefused)
     def _request_refused(self, event: events.RequestRefused) -> None:
         if event.status not in _BACKLOG_ANSWERS:
-            self._log(event)
+            self._log(
+                event,
+                LogLevel.warn,
+                "Refused an HTTP request with {status}: {why}",
+                per=(event.status,),
+                status=event.status,
+                why=event.why,
+            )
 
     @handles(events.Discarded)
     def _discarded(self, event: events.Discarded) -> None:
@@ -311,31 +300,307 @@ class LoggingObserver(ReplicationObserver):
         )
         self._log(
             event,
-            advice=advice,
-            known=event.stream_name if known else None,
+            LogLevel.warn,
+            "Discarded {count} rows or positions of stream {stream} of {writer}: "
+            "{reason}{advice}",
+            per=(event.stream_name if known else None, event.reason.value),
+            **_writer(event),
+            count=event.count,
             reason=event.reason.value,
+            advice=advice,
+        )
+
+    @handles(events.ExtraFields)
+    def _extra_fields(self, event: events.ExtraFields) -> None:
+        stream = excerpt(event.stream_name)
+        self._log(
+            event,
+            LogLevel.info,
+            "Ignored unknown fields in rows of stream {stream}; a newer peer sends "
+            "them",
+            per=(stream,),
+            stream=stream,
+            count=event.count,
+        )
+
+    # -- positions and catch-ups ------------------------------------------------------
+
+    @handles(events.StreamConnected)
+    def _stream_connected(self, event: events.StreamConnected) -> None:
+        self._log(
+            event,
+            LogLevel.debug,
+            "Stream {stream} of {writer} is live on {connection}",
+            stream=excerpt(event.stream_name),
+            writer=excerpt(event.instance_name),
+            connection=event.connection,
+        )
+
+    @handles(events.StreamReset)
+    def _stream_reset(self, event: events.StreamReset) -> None:
+        self._log(
+            event,
+            LogLevel.info,
+            "Stream {stream} of {writer} moved back from {from_token} to {to_token}: "
+            "its writer has (or may have) restarted",
+            **_writer(event),
+            from_token=event.from_token,
+            to_token=event.to_token,
+        )
+
+    @handles(events.PositionLowered)
+    def _position_lowered(self, event: events.PositionLowered) -> None:
+        self._log(
+            event,
+            LogLevel.info,
+            "Stream {stream} of {writer} is at {to_token}, not at {from_token} as was "
+            "announced; no row was delivered in between",
+            **_writer(event),
+            from_token=event.from_token,
+            to_token=event.to_token,
+        )
+
+    @handles(events.PositionRefuted)
+    def _position_refuted(self, event: events.PositionRefuted) -> None:
+        fields = _writer(event)
+        self._log(
+            event,
+            LogLevel.warn,
+            "{writer} was announced at {token} of stream {stream}, but cannot be "
+            "beyond {last_token}; the announcement is ignored. Does an instance of "
+            "another deployment publish here?",
+            per=(fields["stream"],),
+            **fields,
+            token=event.token,
+            last_token=event.last_token,
+        )
+
+    @handles(events.DatabaseSetBack)
+    def _database_set_back(self, event: events.DatabaseSetBack) -> None:
+        fields = _writer(event)
+        self._log(
+            event,
+            LogLevel.error,
+            "The database was set back: {writer} of {stream} is stored at {stored}, "
+            "but rows up to {position} were delivered here; those after {stored} may "
+            "not exist any more",
+            per=tuple(fields.values()),
+            **fields,
+            stored=event.stored,
+            position=event.position,
         )
 
     @handles(events.CatchUpPage)
     def _catch_up_page(self, event: events.CatchUpPage) -> None:
-        upto_token = event.catch_up.upto_token
-        self._log(event, token=event.upto_token, upto_token=upto_token)
+        self._log(
+            event,
+            LogLevel.debug,
+            "Fetched {rows} rows of {stream} of {writer}, up to {token} of "
+            "{upto_token}",
+            **_range(event.catch_up),
+            rows=event.rows,
+            token=event.upto_token,
+        )
+
+    @handles(events.CatchUpFailed)
+    def _catch_up_failed(self, event: events.CatchUpFailed) -> None:
+        fields = _range(event.catch_up)
+        self._log(
+            event,
+            LogLevel.warn,
+            "Cannot fetch or deliver rows of {stream} of {writer} in ({from_token}, "
+            "{upto_token}], attempt {attempt}: {error}; retrying in {retry_in:.1f} s",
+            per=(fields["stream"], fields["writer"], event.error),
+            **fields,
+            attempt=event.attempt,
+            error=event.error,
+            retry_in=event.retry_in,
+        )
 
     @handles(events.BacklogRequested)
     def _backlog_requested(self, event: events.BacklogRequested) -> None:
-        if event.error is not None:
-            self._log(event, status=getattr(event.error, "status", None))
+        if event.error is None:
+            return
+        fields = _writer(event)
+        self._log(
+            event,
+            LogLevel.info,
+            "{writer} did not return rows of {stream} from its backlog, so they are "
+            "fetched from the stream's source: {error}",
+            per=(fields["writer"], getattr(event.error, "status", None)),
+            **fields,
+            error=event.error,
+        )
+
+    @handles(events.RemovedWriterFound)
+    def _removed_writer_found(self, event: events.RemovedWriterFound) -> None:
+        self._log(
+            event,
+            LogLevel.info,
+            "Draining removed writer {writer} of {stream}: rows in ({from_token}, "
+            "{upto_token}]",
+            **_range(event),
+        )
+
+    @handles(events.RemovedWriterDrained)
+    def _removed_writer_drained(self, event: events.RemovedWriterDrained) -> None:
+        self._log(
+            event,
+            LogLevel.info,
+            "Removed writer {writer} of {stream} is drained up to {token}",
+            **_writer(event),
+            token=event.token,
+        )
+
+    # -- what a writer did not announce, or announced in vain -------------------------
+
+    @handles(events.GapFound)
+    def _gap_found(self, event: events.GapFound) -> None:
+        fields = _range(event)
+        self._log(
+            event,
+            LogLevel.warn,
+            "Rows of {stream} of {writer} in ({from_token}, {upto_token}] were sent "
+            "but did not arrive; fetching them",
+            per=(fields["stream"], fields["writer"]),
+            **fields,
+        )
+
+    @handles(events.UnannouncedFound)
+    def _unannounced_found(self, event: events.UnannouncedFound) -> None:
+        fields = _range(event)
+        self._log(
+            event,
+            LogLevel.warn,
+            "{writer} has stored position {upto_token} of {stream}, but announced only "
+            "{from_token}; fetching the rows in between",
+            per=(fields["stream"], fields["writer"]),
+            **fields,
+        )
+
+    @handles(events.RowsUnannounced)
+    def _rows_unannounced(self, event: events.RowsUnannounced) -> None:
+        fields = _writer(event)
+        self._log(
+            event,
+            LogLevel.warn,
+            "{writer} committed {count} tokens of {stream} and did not announce them, "
+            "the first of them {token}",
+            per=tuple(fields.values()),
+            **fields,
+            count=len(event.tokens),
+            token=event.tokens[0],
+        )
+
+    @handles(events.LateRows)
+    def _late_rows(self, event: events.LateRows) -> None:
+        fields = _writer(event)
+        self._log(
+            event,
+            LogLevel.warn,
+            "Delivered {count} tokens of {stream} of {writer} late, after greater "
+            "ones; the first of them is {token}",
+            per=tuple(fields.values()),
+            **fields,
+            count=len(event.tokens),
+            token=event.tokens[0],
+        )
+
+    # -- instances --------------------------------------------------------------------
+
+    @handles(events.EpochChanged)
+    def _epoch_changed(self, event: events.EpochChanged) -> None:
+        instance = excerpt(event.instance_name)
+        self._log(
+            event,
+            LogLevel.info,
+            "{instance} has a new current epoch, usually because it restarted",
+            per=(instance,),
+            instance=instance,
+        )
 
     @handles(events.DuplicateInstance)
     def _duplicate_instance(self, event: events.DuplicateInstance) -> None:
-        self._log(event, places=excerpt(event.places) or "locations unknown")
+        instance = excerpt(event.instance_name)
+        self._log(
+            event,
+            LogLevel.critical,
+            "Two processes are called {instance} ({places}): peers cannot distinguish "
+            "their rows, and rows will be lost; stop one, or give it another name",
+            per=(instance,),
+            instance=instance,
+            places=excerpt(event.places) or "locations unknown",
+        )
+
+    @handles(events.UnknownFields)
+    def _unknown_fields(self, event: events.UnknownFields) -> None:
+        self._log(
+            event,
+            LogLevel.info,
+            "Ignored unknown fields in messages of the extension; a newer peer sends "
+            "them",
+            per=(event.connection,),
+            connection=event.connection,
+            count=event.count,
+        )
+
+    # -- failures ---------------------------------------------------------------------
 
     @handles(events.ConnectFailed)
-    def _connection_failed(self, event: events.ConnectFailed) -> None:
+    def _connect_failed(self, event: events.ConnectFailed) -> None:
         if event.why:
-            self._log(event)
+            self._log(
+                event,
+                LogLevel.warn,
+                "Cannot connect: {connection}: {why}; retrying in {retry_in:.1f} s",
+                per=(event.connection, event.why),
+                connection=event.connection,
+                why=event.why,
+                retry_in=event.retry_in,
+            )
+
+    @handles(events.FeatureUnavailable)
+    def _feature_unavailable(self, event: events.FeatureUnavailable) -> None:
+        self._log(
+            event,
+            LogLevel.warn,
+            "Continuing without {feature}: {why}",
+            per=(event.feature,),
+            feature=event.feature,
+            why=event.why,
+        )
+
+    @handles(events.SendingFailed)
+    def _sending_failed(self, event: events.SendingFailed) -> None:
+        stream = excerpt(event.stream_name)
+        self._log(
+            event,
+            LogLevel.error,
+            "Cannot send rows of {stream}: {error}; they are sent later, or fetched by "
+            "the readers",
+            per=(stream, event.error),
+            stream=stream,
+            **_traceback(event.error),
+        )
 
     @handles(events.CommandsDropped)
     def _commands_dropped(self, event: events.CommandsDropped) -> None:
-        commands = counted(event.count, f"{event.command} command")
-        self._log(event, commands=commands, why=_WHY_DROPPED[event.reason])
+        self._log(
+            event,
+            LogLevel.warn,
+            "{commands} dropped, and will not be sent: {why}",
+            per=(event.command, event.reason),
+            commands=counted(event.count, f"{event.command} command"),
+            why=_WHY_DROPPED[event.reason],
+        )
+
+    @handles(events.OperationFailed)
+    def _operation_failed(self, event: events.OperationFailed) -> None:
+        self._log(
+            event,
+            LogLevel.critical,
+            "{what} failed: {error}",
+            per=(event.what, event.error),
+            what=event.what,
+            **_traceback(event.error),
+        )

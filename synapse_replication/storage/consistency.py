@@ -24,12 +24,10 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import attrs
 
-from synapse_replication.data_files import read_table
 from synapse_replication.errors import StorageError
 from synapse_replication.storage import id_streams, queries
 from synapse_replication.storage.id_streams import IdStream
@@ -37,8 +35,16 @@ from synapse_replication.storage.schema import DELTAS
 from synapse_replication.streams.id_column import IdColumn
 from synapse_replication.streams.writer_positions import FIRST_POSITION
 
-#: The texts and the repairs of all problems, from ``consistency.csv``.
-_CASES = {row["Case"]: row for row in read_table(Path(__file__).with_suffix(".csv"))}
+#: Removes all but the greatest position of each writer, and creates the index that
+#: prevents others.
+_MAKE_UNIQUE: Final = (
+    "DELETE FROM stream_positions AS one USING stream_positions AS other WHERE "
+    "one.stream_name = other.stream_name AND one.instance_name = other.instance_name "
+    "AND (abs(one.stream_id), one.ctid) < (abs(other.stream_id), other.ctid);",
+    "DROP INDEX IF EXISTS stream_positions_idx;",
+    "CREATE UNIQUE INDEX stream_positions_idx ON stream_positions (stream_name, "
+    "instance_name);",
+)
 
 #: The most rounds of a repair. Repairing one problem may reveal another.
 MAX_ROUNDS = 3
@@ -78,6 +84,21 @@ class Problem:
     text: str
     hint: tuple[str, ...]
     instance_name: str | None = None
+
+
+_TABLE_MISSING: Final = Problem(
+    ProblemKind.TABLE_MISSING,
+    None,
+    "table stream_positions does not exist",
+    (DELTAS[0],),
+)
+_INDEX_MISSING: Final = Problem(
+    ProblemKind.INDEX_MISSING,
+    None,
+    "stream_positions has no unique index on stream_name and instance_name: it may "
+    "contain a writer twice",
+    _MAKE_UNIQUE,
+)
 
 
 @attrs.frozen
@@ -134,9 +155,9 @@ def examine(txn: Any, streams: Mapping[str, IdStream]) -> ConsistencyReport:
     states: list[StreamState] = []
     has_table = id_streams.exists(txn, "stream_positions")
     if not has_table:
-        problems.append(_make_problem("positions_missing", None, create=DELTAS[0]))
+        problems.append(_TABLE_MISSING)
     elif not _is_unique(txn):
-        problems.append(_make_problem("positions_not_unique", None))
+        problems.append(_INDEX_MISSING)
     for name, stream in streams.items():
         if not id_streams.exists(txn, stream.sequence):
             states.append(StreamState(name, stream, None, {}, ()))
@@ -237,63 +258,97 @@ class _Comparison:
         columns = {column.table: column for column in self.stream.tables}
         for table, id_ in farthest.items():
             if id_ > self.last:
-                is_far = self._is_far(id_)
-                case = "sequence_far_behind" if is_far else "sequence_behind"
-                yield self._problem_of_table(case, columns[table], id_)
+                yield self._sequence_behind(columns[table], id_)
         for writer, position in stored:
             if writer not in self.stream.writers:
-                yield self._problem_of_writer("unknown_writer", writer, position)
+                yield self._unknown_writer(writer, position)
                 continue
             if position * self.stream.sign < 0:
-                yield self._problem_of_writer("wrong_sign", writer, position)
+                yield self._wrong_sign(writer, position)
             # A stream without rows has the stored position 1, but no id was allocated.
             if abs(position) > max(self.last, FIRST_POSITION):
-                is_far = self._is_far(abs(position))
-                case = "position_far_ahead" if is_far else "position_ahead"
-                yield self._problem_of_writer(case, writer, position)
+                yield self._position_ahead(writer, position)
+
+    def _sequence_behind(self, column: IdColumn, id_: int) -> Problem:
+        value = self.stream.sign * id_
+        text = (
+            f"sequence {self.stream.sequence} is at {self.last}, but table "
+            f"{column.table} contains {value}: "
+        )
+        if not self._is_far(id_):
+            text += "ids would be allocated twice"
+            return self._problem(ProblemKind.SEQUENCE_BEHIND, text, self._advance(id_))
+        table = queries.identifier(column.table)
+        name = queries.identifier(column.id_column)
+        text += (
+            "that id is too far beyond the sequence to belong to this stream. The "
+            f"sequence is not changed. Inspect the row: SELECT * FROM {table} WHERE "
+            f"{name} = {value};"
+        )
+        return self._problem(ProblemKind.SEQUENCE_BEHIND, text, None)
+
+    def _unknown_writer(self, writer: str, position: int) -> Problem:
+        writers = ", ".join(self.stream.writers)
+        return self._problem(
+            ProblemKind.UNKNOWN_WRITER,
+            f"{writer} is stored at {position}, but is not a writer (the writers are "
+            f"{writers}): its position delays the stream's token",
+            f"DELETE FROM stream_positions WHERE {self._row_of(writer)};",
+            writer,
+        )
+
+    def _wrong_sign(self, writer: str, position: int) -> Problem:
+        direction = "down" if self.stream.negative else "up"
+        return self._problem(
+            ProblemKind.WRONG_SIGN,
+            f"{writer} is stored at {position}, but the stream's ids count {direction}",
+            self._store(writer, position, -position),
+            writer,
+        )
+
+    def _position_ahead(self, writer: str, position: int) -> Problem:
+        sequence, last = self.stream.sequence, self.last
+        text = (
+            f"{writer} is stored at {position}, but sequence {sequence} is at {last}: "
+        )
+        if self._is_far(abs(position)):
+            text += "an id that far beyond the sequence was never allocated"
+            newest = self.stream.sign * max(last, FIRST_POSITION)
+            hint = self._store(writer, position, newest)
+        else:
+            text += "the next ids would be below a position that counts as complete"
+            hint = self._advance(abs(position))
+        return self._problem(ProblemKind.POSITION_AHEAD, text, hint, writer)
 
     def _is_far(self, id_: int) -> bool:
         """Return whether an id is too far beyond the sequence to be one of it."""
         return id_ - self.last > self.stream.plausible_distance
 
-    def _problem_of_table(self, case: str, column: IdColumn, id_: int) -> Problem:
-        value = self.stream.sign * id_
-        table = queries.identifier(column.table)
-        name = queries.identifier(column.id_column)
-        inspect = f"SELECT * FROM {table} WHERE {name} = {value};"
-        return self._problem(case, value, table=column.table, inspect=inspect)
+    def _problem(
+        self, kind: ProblemKind, text: str, hint: str | None, writer: str | None = None
+    ) -> Problem:
+        return Problem(kind, self.name, text, (hint,) if hint else (), writer)
 
-    def _problem_of_writer(self, case: str, writer: str, position: int) -> Problem:
+    # -- statements that repair a problem ---------------------------------------------
+
+    def _row_of(self, writer: str) -> str:
+        """Return the condition for a writer's row of ``stream_positions``."""
         stream_name = queries.literal(self.stream.stream_name)
-        row = (
+        return (
             f"stream_name = {stream_name} AND instance_name = {queries.literal(writer)}"
         )
-        return self._problem(case, position, writer=writer, row=row)
 
-    def _problem(self, case: str, value: int, **more: str) -> Problem:
-        stream, last = self.stream, self.last
-        sequence = queries.identifier(stream.sequence)
-        return _make_problem(
-            case,
-            self.name,
-            value=value,
-            negated=-value,
-            sequence=stream.sequence,
-            last=last,
-            newest=stream.sign * max(last, FIRST_POSITION),
-            writers=", ".join(stream.writers),
-            direction="down" if stream.negative else "up",
-            advance=f"SELECT setval({queries.literal(sequence)}, GREATEST(last_value, "
-            f"{abs(value)}), true) FROM {sequence};",
-            **more,
+    def _store(self, writer: str, position: int, value: int) -> str:
+        """Return the statement that replaces a writer's position with ``value``."""
+        return (
+            f"UPDATE stream_positions SET stream_id = {value} WHERE "
+            f"{self._row_of(writer)} AND stream_id = {position};"
         )
 
-
-def _make_problem(
-    case: str, name: str | None, *, writer: str | None = None, **values: object
-) -> Problem:
-    row = _CASES[case]
-    values["writer"] = writer
-    hint = tuple(line.format(**values) for line in row["Repair"].splitlines())
-    text = row["Text"].format(**values)
-    return Problem(ProblemKind(row["Kind"]), name, text, hint, writer)
+    def _advance(self, id_: int) -> str:
+        """Return the statement that advances the sequence to at least ``id_``."""
+        sequence = queries.identifier(self.stream.sequence)
+        return (
+            f"SELECT setval({queries.literal(sequence)}, GREATEST(last_value, {id_}), "
+            f"true) FROM {sequence};"
+        )

@@ -39,16 +39,15 @@ from __future__ import annotations
 
 import enum
 from bisect import bisect_left
-from collections.abc import Callable, Container, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import wraps
-from pathlib import Path
 from typing import Any, Final, TypeAlias, TypeVar
 
 from msgspec import Struct, field
 
-from synapse_replication.data_files import read_table
 from synapse_replication.errors import CatchUpError
 from synapse_replication.streams.pages import Page, check_page
+from synapse_replication.streams.reader_table import TABLE, ReaderEvent, State
 from synapse_replication.streams.stream import StreamUpdateResult
 
 #: The minimum time for which an empty range can be found to be false, in s, if no row
@@ -64,42 +63,6 @@ BURST: Final = 20
 INTERVAL: Final = 0.1
 #: The number of tokens that are stored to check a page for them.
 MAX_EXPECTED: Final = 1000
-
-
-class State(enum.Enum):
-    """The state of a writer at its reader."""
-
-    WAITING = "waiting for POSITION"  #: on no link was a POSITION handled
-    LIVE = "live"  #: rows are delivered as they arrive
-    DUE = "due"  #: something is missing, and the next action can be taken
-    FETCHING = "fetching"  #: a page was requested
-    DELIVERING = "delivering"  #: a page is being delivered
-    PAUSED = "paused"  #: something is missing, and a timer runs
-
-
-class ReaderEvent(enum.Enum):
-    """An event of a writer, a link, an action or the driver."""
-
-    LINK_UP = "a link came up"
-    LINK_LOST = "a link was lost"
-    BATCH = "the rows of a token arrived"
-    LOST_ROWS = "rows were lost on a link"
-    POSITION = "POSITION arrived"
-    REPORT = "a position was reported"
-    STORED = "a stored position is ahead"
-    EPOCH = "an epoch was reported"
-    REMOVED = "the writer was removed"
-    OVERFLOW = "queued rows are given up"
-    UNREADABLE = "a row cannot be decoded"
-    DELIVERY_FAILED = "the sink failed"
-    PAGE = "a page arrived"
-    PAGE_DELIVERED = "a page was delivered"
-    REWOUND = "the position was rewound"
-    EPOCH_BEGUN = "an epoch was begun"
-    ADVANCED = "the position was advanced"
-    FAILED = "an action failed"
-    TIMER = "the timer is due"
-    NEXT = "the next action is taken"
 
 
 class Verdict(enum.Enum):
@@ -1259,30 +1222,3 @@ class Reader(Struct, eq=False):
             elif state.phase is Phase.OPENING:
                 state.phase = Phase.COMPLETE
                 self._reports.append(Connected(link))
-
-
-class Entry(Struct, frozen=True):
-    """The effect of an event in a state.
-
-    :ivar effect: what happens.
-    :ivar next_states: the states that may follow.
-    """
-
-    effect: str
-    next_states: Container[State]
-
-
-def _make_table() -> dict[ReaderEvent, dict[State, Entry]]:
-    """Read ``reader.csv``; where it names no next state, the state remains the same."""
-    table: dict[ReaderEvent, dict[State, Entry]] = {event: {} for event in ReaderEvent}
-    for row in read_table(Path(__file__).with_suffix(".csv")):
-        following = tuple(State[name] for name in row["Next"].split())
-        for name in row["States"].split():
-            state = State[name]
-            entry = Entry(row["Effect"], following or (state,))
-            table[ReaderEvent[row["Event"]]][state] = entry
-    return table
-
-
-#: For each event and each state in which it may happen, what happens.
-TABLE: Mapping[ReaderEvent, Mapping[State, Entry]] = _make_table()

@@ -14,26 +14,23 @@ from synapse_replication.streams import reader as machine
 from synapse_replication.streams.reader import (
     EMPTY_RANGE_WINDOW,
     MAX_EXPECTED,
-    TABLE,
     Action,
     Advance,
     Ask,
     BeginEpoch,
     Connected,
-    Entry,
     Fetch,
     Finding,
     Finished,
     Pause,
     Reader,
-    ReaderEvent,
     ReaderPolicy,
     Refuted,
     Rewind,
-    State,
     UnexpectedEventError,
     Verdict,
 )
+from synapse_replication.streams.reader_table import TABLE, Entry, ReaderEvent, State
 from synapse_replication.streams.stream import StreamUpdateResult
 
 DATABASE = ReaderPolicy(tolerance=100)

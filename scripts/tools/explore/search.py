@@ -21,7 +21,6 @@ from hashlib import blake2b
 from typing import Any, TypeAlias
 
 import attrs
-from msgspec.structs import replace
 
 from scripts.tools.explore.world import (
     Bounds,
@@ -32,11 +31,12 @@ from scripts.tools.explore.world import (
     World,
 )
 from synapse_replication.streams import reader as machine
+from synapse_replication.streams.reader_table import TABLE, ReaderEvent, State
 
 _NONE = 0xFFFFFFFF
 
 #: An event of the machine, and the states before and after it.
-Call: TypeAlias = tuple[machine.ReaderEvent, machine.State, machine.State]
+Call: TypeAlias = tuple[ReaderEvent, State, State]
 
 _FrozenWorld: TypeAlias = tuple[Frozen, int, list[int]]
 _OTHER = object()
@@ -379,9 +379,9 @@ def entries() -> set[Call]:
     """Return what the machine's table allows."""
     return {
         (event, before, after)
-        for event, row in machine.TABLE.items()
+        for event, row in TABLE.items()
         for before, entry in row.items()
-        for after in machine.State
+        for after in State
         if after in entry.next_states
     }
 
@@ -416,12 +416,12 @@ def replaced(bounds: Bounds, calls: set[Call]) -> Iterator[None]:
     module.BURST = bounds.burst or module.BURST
     module.TABLE = {
         event: {
-            state: replace(
+            state: attrs.evolve(
                 entry, next_states=_Recorder(event, state, entry.next_states, calls)
             )
             for state, entry in row.items()
         }
-        for event, row in machine.TABLE.items()
+        for event, row in TABLE.items()
     }
     try:
         yield
@@ -433,13 +433,13 @@ def replaced(bounds: Bounds, calls: set[Call]) -> Iterator[None]:
 class _Recorder:
     """The states that may follow, which records those that do."""
 
-    event: machine.ReaderEvent
-    before: machine.State
-    expected: Container[machine.State]
+    event: ReaderEvent
+    before: State
+    expected: Container[State]
     calls: set[Call]
 
     def __contains__(self, after: object) -> bool:
-        assert isinstance(after, machine.State)
+        assert isinstance(after, State)
         self.calls.add((self.event, self.before, after))
         return after in self.expected
 

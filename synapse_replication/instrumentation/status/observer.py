@@ -39,7 +39,8 @@ from synapse_replication.handlers.epochs import USUAL_INTERVAL
 from synapse_replication.handlers.observer import ReplicationObserver, handles
 from synapse_replication.instrumentation.status import model, records
 from synapse_replication.instrumentation.status.report import StatusReport
-from synapse_replication.streams.reader import Reader, State
+from synapse_replication.streams.reader import Reader
+from synapse_replication.streams.reader_table import State
 from synapse_replication.streams.stuck_ids import StuckId
 from synapse_replication.text import counted
 

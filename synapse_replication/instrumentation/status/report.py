@@ -10,7 +10,8 @@ from msgspec.structs import replace
 
 from synapse_replication.handlers.events import ConnectionBuffers
 from synapse_replication.instrumentation.status import model, records, verdict
-from synapse_replication.streams.reader import Reader, State
+from synapse_replication.streams.reader import Reader
+from synapse_replication.streams.reader_table import State
 from synapse_replication.text import incoming_label, named_label
 
 _FETCHES = frozenset({State.DUE, State.FETCHING, State.DELIVERING, State.PAUSED})

@@ -18,7 +18,7 @@ from msgspec import Struct
 from synapse_replication.handlers.epochs import USUAL_INTERVAL
 from synapse_replication.instrumentation.status import records
 from synapse_replication.instrumentation.status.model import Condition, StallReason
-from synapse_replication.streams.reader import State
+from synapse_replication.streams.reader_table import State
 
 #: By how much a heartbeat of a living process of this package may be late, in s.
 MAX_LATENESS = 1.5

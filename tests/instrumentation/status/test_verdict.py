@@ -23,7 +23,7 @@ from synapse_replication.instrumentation.status.verdict import (
     diagnose,
     is_gone,
 )
-from synapse_replication.streams.reader import State
+from synapse_replication.streams.reader_table import State
 
 #: A writer whose rows are all delivered, and that was heard a moment ago.
 HEARD = WriterRecord(
