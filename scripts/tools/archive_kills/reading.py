@@ -58,10 +58,11 @@ def read_by_spark(folder: Path, dsn: str) -> tuple[list[Row], list[Row]]:
     :return: the rows of the database, and those of the archive.
     """
     from synapse_replication.pipeline.archive.snapshot import read_archive
-    from synapse_replication.pipeline.spark.session import job_session
+    from synapse_replication.pipeline.spark.session import spark_job
 
     columns = ("stream", *KEYS, "row")
-    with job_session("archive_kills", master="local[2]") as session:
+    with spark_job("archive_kills", master="local[2]") as spark:
+        session = spark()
         archived = read_archive(session, folder).rows().select(*columns)
         by_spark = sorted(map(tuple, archived.collect()))
         source = session.read.format("synapse_replication").option("dsn", dsn)

@@ -41,7 +41,7 @@ from synapse_replication.pipeline.scan import FEW_IDS, batched, run_tasks
 from synapse_replication.pipeline.schemas import ARCHIVED_WIRE_SCHEMA
 from synapse_replication.pipeline.settings import PipelineSettings
 from synapse_replication.pipeline.source.options import SourceOptions, reader_options
-from synapse_replication.pipeline.spark.session import job_session
+from synapse_replication.pipeline.spark.session import SparkJob, spark_job
 from synapse_replication.pipeline.wire_lines import recordings_in, scan_recordings
 
 if TYPE_CHECKING:
@@ -195,7 +195,7 @@ class _ArchiveJob:
         self._batches_since_compaction = 0
         self._next_vacuum = time.monotonic() + _VACUUM_SECONDS
         self._stack = ExitStack()
-        self._session: SparkSession | None = None
+        self._started: SparkJob | None = None
         self._install_handlers: Callable[[], None] = lambda: None
 
     def run(self, *, with_signals: bool) -> Numbers:
@@ -211,14 +211,15 @@ class _ArchiveJob:
                     return self._numbers
 
     def _spark(self) -> SparkSession:
-        if self._session is None:
+        if self._started is None:
             self._report("starting Spark")
-            self._session = self._stack.enter_context(
-                job_session("synapse-replication archive", master=self._settings.master)
+            self._started = self._stack.enter_context(
+                spark_job("synapse-replication archive", master=self._settings.master)
             )
+            self._started()
             # Spark has installed its own.
             self._install_handlers()
-        return self._session
+        return self._started()
 
     def _cycle(self) -> None:
         self._archive_recordings()

@@ -15,7 +15,6 @@ of the message.
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import os
 import re
@@ -98,22 +97,85 @@ def make_session(
     return session
 
 
+class SparkJob:
+    """The Spark of one job: Java starts in the background, the session when needed.
+
+    Calling the object returns the session. Not thread-safe.
+
+    :param app_name: the name that Spark's web UI shows.
+    :param master: see :func:`make_session`.
+    :param progress: shows Spark's tasks as soon as there is a session; ``None`` if the
+        job shows them itself.
+    """
+
+    def __init__(
+        self, app_name: str, master: str | None, progress: JobProgress | None
+    ) -> None:
+        self._app_name = app_name
+        self._master = master
+        self._progress = progress
+        self._session: SparkSession | None = None
+        self._stack = contextlib.ExitStack()
+
+    def start(self, *, few_rows: bool = False) -> None:
+        """Begin to start Java, and return at once.
+
+        The first call counts. Call it as soon as it is certain that the job reads rows,
+        so that Java starts while the job does other things.
+
+        :param few_rows: whether the job ends within a few seconds, so that Java's
+            optimising compiler would cost more time than it saves.
+        :raises SparkMissingError: if Java is missing or too old.
+        """
+
+    def __call__(self) -> SparkSession:
+        """Wait for Java, and return the session.
+
+        :raises SparkMissingError: as :func:`make_session`.
+        """
+        if self._session is None:
+            self.start()
+            self._session = self._stack.enter_context(
+                _stopped_session(self._app_name, self._master)
+            )
+            if self._progress is not None:
+                self._stack.enter_context(self._progress.watching(self._session))
+        return self._session
+
+    def end(self) -> None:
+        """Stop what this object has started. A session that existed before goes on."""
+        self._stack.close()
+
+
 @contextlib.contextmanager
-def job_session(app_name: str, *, master: str | None = None) -> Iterator[SparkSession]:
-    """Yield the session of :func:`make_session`, and stop it at the end of the context.
+def spark_job(
+    app_name: str, *, master: str | None = None, progress: JobProgress | None = None
+) -> Iterator[SparkJob]:
+    """Yield the Spark of a job, and end it with the context.
 
-    A session that existed before is yielded, but not stopped. The tasks of jobs work
-    mostly in Python, so Java's optimising compiler would cost more time than it saves.
+    Nothing starts before :meth:`SparkJob.start` or the first call of the object.
 
+    :param app_name: the name that Spark's web UI shows.
+    :param master: see :func:`make_session`.
+    :param progress: shows Spark's tasks.
     :raises PipelineError: if Spark raises an exception within the context.
     """
+    job = SparkJob(app_name, master, progress)
+    try:
+        with spark_errors_shortened():
+            yield job
+    finally:
+        job.end()
+
+
+@contextlib.contextmanager
+def _stopped_session(app_name: str, master: str | None) -> Iterator[SparkSession]:
     from pyspark.sql import SparkSession
 
     existed = SparkSession.getActiveSession() is not None
     session = make_session(app_name, master=master, settings=_FEW_OPTIMISATIONS)
     try:
-        with spark_errors_shortened():
-            yield session
+        yield session
     finally:
         if not existed:
             session.stop()
@@ -123,22 +185,14 @@ def job_session(app_name: str, *, master: str | None = None) -> Iterator[SparkSe
 def lazy_session(
     app_name: str, steps: int, *, master: str | None
 ) -> Iterator[tuple[JobProgress, Callable[[], SparkSession]]]:
-    """Yield a job's display, and a function that returns its :func:`job_session`.
-
-    The first call starts Spark, as a further step of the job, and shows Spark's tasks.
+    """Yield a job's display, and a function that returns its session.
 
     :param steps: the number of the job's own steps.
     """
-    with JobProgress(sys.stderr, steps) as progress, contextlib.ExitStack() as stack:
-
-        @functools.cache
-        def spark() -> SparkSession:
-            progress.expect(1)
-            progress.begin("start Spark")
-            session = stack.enter_context(job_session(app_name, master=master))
-            stack.enter_context(progress.watching(session))
-            return session
-
+    with (
+        JobProgress(sys.stderr, steps) as progress,
+        spark_job(app_name, master=master, progress=progress) as spark,
+    ):
         yield progress, spark
 
 

@@ -221,7 +221,7 @@ class ArchiveTests(SynchronousTestCase):
 
     def test_without_spark(self) -> None:
         """A run that archives little, or nothing, does not start Spark."""
-        self.patch(job, "job_session", lambda *args, **kwargs: self.fail("started"))
+        self.patch(job, "spark_job", lambda *args, **kwargs: self.fail("started"))
         add_rows(self.dsn, 50)
         self.assertEqual(self.archive().rows, 100)
         self.assertEqual(self.archive().rows, 0)

@@ -127,7 +127,7 @@ class PoisonRowTests(SynchronousTestCase):
 
     def setUp(self) -> None:
         """Create the tables, with the columns that only the archive reads."""
-        self.patch(job, "job_session", lambda *args, **kwargs: self.fail("started"))
+        self.patch(job, "spark_job", lambda *args, **kwargs: self.fail("started"))
         self.dsn = shared_postgres().new_database()
         self.folder = Path(self.mktemp()).absolute()
         self.output = io.StringIO()
