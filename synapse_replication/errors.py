@@ -277,6 +277,10 @@ class HttpCatchUpError(CatchUpError):
         self.was_sent = was_sent
 
 
+class ResponseTooLargeError(ReplicationError):
+    """A response over HTTP exceeds a bound of its head or of its body."""
+
+
 class HostError(ReplicationError):
     """The host failed to handle a command that may contain secrets.
 

@@ -45,6 +45,7 @@ NOT_IN_HOST = (
     "synapse_replication.tcp",
     "synapse_replication.transport.tls",
     "synapse_replication.wire.connection",
+    "treq",
 )
 
 #: Imports what a stand-alone process loads, whatever its configuration, then prints all
@@ -70,6 +71,7 @@ NOT_IN_STANDALONE = (
     "synapse_replication.storage.id_generators",
     "synapse_replication.tcp",
     "synapse_replication.wire.connection",
+    "treq",
     "twisted.internet.endpoints",
     "twisted.web",
 )

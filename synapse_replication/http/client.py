@@ -37,6 +37,7 @@ from synapse_replication.handlers.events import RowsRequest
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.handlers.timer import Backoff
 from synapse_replication.http.location import InstanceLocation
+from synapse_replication.streams.rows import MAX_BATCH_LENGTH, MAX_VALUES
 from synapse_replication.streams.stream import StreamUpdateResult, UpdateFunction
 from synapse_replication.transport.error_text import explain
 from synapse_replication.wire.extension import MAX_NAME_LENGTH
@@ -46,8 +47,9 @@ if TYPE_CHECKING:
 
     from synapse_replication.handlers.interfaces import Clock
 
-#: The longest accepted response body, in bytes.
-MAX_ANSWER_LENGTH = 256 * 1024 * 1024
+#: The longest accepted response body, in bytes, as received and decompressed. A page
+#: may exceed :data:`.PAGE_BYTES` by the rows of one token: :data:`.MAX_BATCH_LENGTH`.
+MAX_ANSWER_LENGTH = 2 * MAX_BATCH_LENGTH
 #: Default time limit of a request for rows and its response, in s.
 REQUEST_TIMEOUT = 30.0
 #: Time limit of a request to a writer's backlog, in s. It is short, because the backlog
@@ -118,7 +120,8 @@ class HttpCatchUpClient:
     :param clock: the reactor.
     :param timeout: time limit of a request for rows and its response, in s. Requests
         for a backlog or a status have their own limits.
-    :param max_answer_length: the longest accepted response body, in bytes.
+    :param max_answer_length: the longest accepted response body, in bytes, as received
+        and decompressed.
     :param epoch_of: returns an instance's epoch, or ``None`` if the epoch is not known;
         without this parameter, this process does not speak the extension, and the
         epochs of pages are ignored: it could not tell whether they are new.
@@ -254,7 +257,7 @@ class HttpCatchUpClient:
         if self._secret is not None:
             headers = {**headers, "Authorization": f"Bearer {self._secret}"}
         headers = {"Accept": "application/json", **headers}
-        # Twisted's web client was imported to make the agent.
+        # treq was imported to make the agent.
         from synapse_replication.http.agent import get, make_url
 
         url, shown = make_url(location, path)
@@ -262,7 +265,14 @@ class HttpCatchUpClient:
             url = url.set(name, value)
         started = self._clock.seconds()
         answering = Deferred.fromCoroutine(
-            get(self._agent, url, headers, self._max_answer_length)
+            get(
+                self._agent,
+                url,
+                headers,
+                reactor=self._clock,
+                max_length=self._max_answer_length,
+                max_values=MAX_VALUES,
+            )
         )
         answering.addTimeout(timeout, self._clock)
         try:

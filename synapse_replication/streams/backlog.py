@@ -30,7 +30,8 @@ class BacklogOptions(Struct, frozen=True):
 
     :ivar max_rows: the most rows; if it is 0, no rows are retained.
     :ivar max_bytes: the most memory, approximately, in bytes.
-    :ivar page_rows: rows per page. The rows of one token are never split.
+    :ivar page_rows: rows per page, which is also bounded by :data:`.PAGE_BYTES`. The
+        rows of one token are never split.
     """
 
     max_rows: int = 10_000

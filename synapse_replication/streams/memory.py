@@ -39,7 +39,14 @@ from synapse_replication.errors import (
     StreamConfigurationError,
 )
 from synapse_replication.streams.pages import check_page, read_page
-from synapse_replication.streams.rows import RowCodec
+from synapse_replication.streams.rows import (
+    BYTES_PER_ROW,
+    MAX_BATCH_LENGTH,
+    MAX_VALUES,
+    VALUES_PER_ROW,
+    RowCodec,
+    count_values,
+)
 from synapse_replication.streams.stream import (
     PositionedRow,
     RowsBetween,
@@ -122,8 +129,8 @@ class MemoryStream:
     :param max_bytes: the maximum size of the JSON text in the log, in bytes. The rows
         of the newest token are retained even if they exceed ``max_bytes`` or
         ``max_rows``.
-    :param page_rows: the number of rows after which a page of a catch-up ends. The rows
-        of one token are not split.
+    :param page_rows: the number of rows after which a page of a catch-up ends. It also
+        ends after :data:`.PAGE_BYTES`. The rows of one token are not split.
     :param on_write: called after each :meth:`write`, for instance to wake the
         streamer.
     :param plausible_distance: the maximum by which a writer's announced position may
@@ -189,9 +196,9 @@ class MemoryStream:
 
         :param rows: of the stream's row type; at least one.
         :return: their token.
-        :raises LocalProtocolError: if ``rows`` is empty, or peers would not accept a
-            row, for instance because a value does not have its declared type. In that
-            case, nothing is written.
+        :raises LocalProtocolError: if ``rows`` is empty or has more than 32 MiB as
+            JSON, or peers would not accept a row, for instance because a value does not
+            have its declared type. In that case, nothing is written.
         """
         if not rows:
             raise LocalProtocolError(
@@ -199,6 +206,7 @@ class MemoryStream:
             )
         codec = self.description.codec
         texts = tuple(codec.encode_new(row) for row in rows)
+        self._check_size(texts)
         keys = () if self._key is None else tuple(map(self._key, rows))
         token = self._positions[self._instance_name] + 1
         self._positions[self._instance_name] = token
@@ -213,6 +221,24 @@ class MemoryStream:
         if self._on_write is not None:
             self._on_write()
         return token
+
+    def _check_size(self, texts: Sequence[bytes]) -> None:
+        """Check that the rows of one token fit into a response to a reader.
+
+        :raises LocalProtocolError: if they do not.
+        """
+        size = sum(map(len, texts)) + len(texts) * BYTES_PER_ROW
+        values = len(texts) * VALUES_PER_ROW
+        if size > MAX_VALUES:
+            # Fewer bytes have fewer values.
+            values += sum(map(count_values, texts))
+        if size > MAX_BATCH_LENGTH or values > MAX_VALUES:
+            raise LocalProtocolError(
+                f"{len(texts)} rows of {self.description.name} have {size} bytes and "
+                f"{values} values as JSON, but readers accept at most "
+                f"{MAX_BATCH_LENGTH} bytes and {MAX_VALUES} values under one token; "
+                "write fewer rows at a time, or smaller rows"
+            )
 
     def acknowledge(self, reader: str | None, token: int) -> None:
         """Drop the rows that all expected readers have acknowledged.

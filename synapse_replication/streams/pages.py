@@ -10,7 +10,7 @@ from typing import TypeVar
 from msgspec import Struct
 
 from synapse_replication.errors import CatchUpError
-from synapse_replication.streams.rows import decode_json
+from synapse_replication.streams.rows import MAX_VALUES, count_values, decode_json
 from synapse_replication.streams.stream import (
     EncodedUpdates,
     JsonValue,
@@ -18,6 +18,9 @@ from synapse_replication.streams.stream import (
 )
 
 T = TypeVar("T")
+
+#: The size of a page's rows as JSON text, in bytes. A larger token has its own page.
+PAGE_BYTES = 4 * 1024 * 1024
 
 
 class Page(Struct, frozen=True):
@@ -73,20 +76,30 @@ def read_page(
     from_token: int,
     upto_token: int,
     page_rows: int,
+    page_bytes: int = PAGE_BYTES,
 ) -> StreamUpdateResult:
     """Return the first page of the rows in ``(from_token, upto_token]``.
 
     :param batches: pairs of a token above ``from_token`` and JSON texts of its rows,
         in ascending order. The rows of one token are not split, even if it has several
-        pairs.
+        pairs, and even if they exceed the bounds.
     :param page_rows: the number of rows after which the page ends.
+    :param page_bytes: the size of the texts above which the page ends before a token.
+        The page also ends before its texts have more than half of
+        :data:`.MAX_VALUES` JSON values.
     """
     updates: list[tuple[int, JsonValue]] = []
     last = from_token
+    size = values = 0
     for token, texts in batches:
         if token > upto_token:
             break
-        if len(updates) >= page_rows and token != last:
+        size += sum(map(len, texts))
+        values += sum(map(count_values, texts))
+        is_full = (
+            len(updates) >= page_rows or size > page_bytes or values > MAX_VALUES // 2
+        )
+        if is_full and updates and token != last:
             return StreamUpdateResult(updates, last, True)
         updates += [(token, decode_json(text)) for text in texts]
         last = token

@@ -28,6 +28,17 @@ RowT = TypeVar("RowT")
 #: The longest JSON text of a row that may be written, in bytes: the longest message
 #: that peers accept.
 MAX_ROW_LENGTH = 16 * 1024 * 1024
+#: The longest JSON text of the rows of one token of a stream that is held in memory, in
+#: bytes. They are sent in one response, because a token is never split.
+MAX_BATCH_LENGTH = 32 * 1024 * 1024
+#: The most JSON values of one response; see :func:`count_values`. To decode them takes
+#: about 0.2 s and 40 MiB.
+MAX_VALUES = 500_000
+#: The values that a row takes in a response, in addition to its own.
+VALUES_PER_ROW = 3
+#: The bytes that a row takes in a response, in addition to its text: at most 19 digits
+#: of a token, brackets and commas.
+BYTES_PER_ROW = 24
 
 _decode_any = msgspec.json.Decoder().decode
 _encode_any = msgspec.json.Encoder().encode
@@ -131,6 +142,15 @@ def _describe(error: BaseException) -> str:
     if isinstance(error, UnicodeError):
         return "text is not UTF-8"
     return str(error)
+
+
+def count_values(text: bytes) -> int:
+    """Return an upper bound of the number of values in JSON text, but one.
+
+    It is the number of commas and opening brackets, including those in strings, which
+    are counted without decoding anything.
+    """
+    return text.count(b",") + text.count(b"[") + text.count(b"{")
 
 
 class DecodedRows(Struct, Generic[RowT]):

@@ -79,6 +79,31 @@ class MemoryStreamTests(SynchronousTestCase):
             tokens = [token for token, _ in self.successResultOf(reading).updates]
             self.assertEqual(tokens, [] if free_after == 2 else [3])
 
+    def test_too_much_for_a_response(self) -> None:
+        """Rows that no response may contain are refused, and nothing is written."""
+        stream = self.make()
+        for rows in (
+            [typing("!a", "x" * (15 * 1024 * 1024))] * 3,
+            [typing("!a", *[""] * 100_000)] * 5,
+            [typing("!a")] * 100_000,
+        ):
+            with self.assertRaisesRegex(LocalProtocolError, "write fewer rows"):
+                stream.write(rows)
+        self.assertEqual(stream.minimal_local_current_token(), 0)
+        self.assertEqual(stream.write([typing("!a", "x" * (15 * 1024 * 1024))] * 2), 1)
+
+    def test_page_bytes(self) -> None:
+        """A page ends after some MiB, but a larger row has a page of its own."""
+        stream = self.make(max_bytes=2**30)
+        for _ in range(3):
+            stream.write([typing("!a", "x" * (10 * 1024 * 1024))])
+        stream.write([typing("!b")])
+        ends, at = [], 0
+        while at < 4:
+            at = self.fetch(stream, at, 4).upto_token
+            ends.append(at)
+        self.assertEqual(ends, [1, 2, 3, 4])
+
     def test_rows_between(self) -> None:
         """
         ``get_rows_between`` returns each writer's rows between two tokens, in pages.

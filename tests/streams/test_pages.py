@@ -3,7 +3,14 @@
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import CatchUpError
-from synapse_replication.streams.pages import Page, check_page, gather_batches
+from synapse_replication.streams.pages import (
+    PAGE_BYTES,
+    Page,
+    check_page,
+    gather_batches,
+    read_page,
+)
+from synapse_replication.streams.rows import MAX_VALUES
 from synapse_replication.streams.stream import EncodedUpdates, StreamUpdateResult
 
 
@@ -52,6 +59,36 @@ class CheckPageTests(SynchronousTestCase):
         """An answer without progress raises an error that names the range."""
         with self.assertRaisesRegex(CatchUpError, r"up to 2, .* \(2, 9\]"):
             check_page(StreamUpdateResult([], 2, True), 2, 9)
+
+
+class ReadPageTests(SynchronousTestCase):
+    """Tests for the page that is read from rows in memory."""
+
+    def page_ends(self, *batches: tuple[int, list[bytes]]) -> list[int]:
+        """Return the last token of each page of some rows."""
+        ends, after, upto = [], 0, batches[-1][0]
+        while after < upto:
+            left = [each for each in batches if each[0] > after]
+            page = read_page(left, after, upto, 1000)
+            self.assertEqual(page.limited, page.upto_token < upto)
+            after = page.upto_token
+            ends.append(after)
+        return ends
+
+    def test_bytes(self) -> None:
+        """A page ends before a token that does not fit; it may consist of one token."""
+        half = b'"%b"' % (b"a" * (PAGE_BYTES // 2 - 2))
+        big = b'"%b"' % (b"a" * (3 * PAGE_BYTES))
+        ends = self.page_ends(
+            (1, [half]), (2, [half]), (3, [half]), (4, [big]), (5, [big, big]), (6, [])
+        )
+        self.assertEqual(ends, [2, 3, 4, 5, 6])
+
+    def test_values(self) -> None:
+        """A page ends before it has more values than a reader accepts."""
+        many = b"[%b0]" % (b"0," * (MAX_VALUES // 5))
+        ends = self.page_ends(*((token, [many]) for token in range(1, 6)))
+        self.assertEqual(ends, [2, 4, 5])
 
 
 class GatherBatchesTests(SynchronousTestCase):

@@ -64,7 +64,7 @@ _SERVER_TESTS = {
 
 #: What the tests of the package's parts and with its servers import. The lower bounds,
 #: which are those of ``setup.cfg``, are for the row with the oldest libraries.
-_TESTS_NEED = ("hypothesis >= 6.100", "treq >= 22.2")
+_TESTS_NEED = ("hypothesis >= 6.100",)
 
 
 @attrs.frozen
