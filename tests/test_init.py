@@ -35,7 +35,11 @@ print(*(name for name in sys.modules if name.startswith("synapse_replication."))
 #: no event or option requires them: each module takes memory in every process.
 NOT_IN_HOST = (
     "synapse_replication.cli",
-    "synapse_replication.config",
+    "synapse_replication.config.models",
+    "synapse_replication.config.process",
+    "synapse_replication.config.replication_options",
+    "synapse_replication.config.structuring",
+    "synapse_replication.config.yaml_files",
     "synapse_replication.http.agent",
     "synapse_replication.http.client",
     "synapse_replication.instrumentation.status.assessment",

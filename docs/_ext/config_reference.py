@@ -1,4 +1,4 @@
-"""The directive ``config-reference``: lists made from the models of the configuration.
+"""The directive ``config-reference``: lists made from the declarations of the options.
 
 One section for each mapping that a configuration file can hold, with an entry for each
 key: its type, its default and its description.
@@ -9,23 +9,37 @@ from __future__ import annotations
 import re
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import attrs
 from docutils import nodes
 from docutils.statemachine import StringList
-from msgspec import NODEFAULT, Meta
-from msgspec.structs import FieldInfo, fields
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 from sphinx.util.nodes import nested_parse_with_titles
 
-from synapse_replication.config import models, own_section
-from synapse_replication.config.models import SharedFile
-from synapse_replication.config.sections import Section
+from synapse_replication import options
+from synapse_replication.config import models, process, replication_options
+from synapse_replication.config.models import SynapseFile
+from synapse_replication.config.process import FactorySection, own_leaves
+from synapse_replication.config.yaml_files import OWN_SECTION
+from synapse_replication.options import Option, declared_option, descriptions
 from synapse_replication.streams.table import TableStream
 
+#: What the sections below ``synapse_replication`` are about.
+_INTRODUCTIONS = {
+    "": "Settings of this package for which Synapse has no key.",
+    "command_sink": "A function that you provide.",
+    "direct_tcp": "Direct TCP endpoints in Twisted's syntax, for instance for TLS.",
+    "extension": "The optional protocol between instances of this package.",
+    "http": "Limits of the HTTP listeners.",
+    "receiving": "Limits of the data and positions that are accepted from peers.",
+    "row_sink": "A function that you provide.",
+    "tls": "TLS between instances.",
+    "tracing": "A collector to which spans are sent, by OTLP over HTTP.",
+}
 #: Names of types for people who write YAML.
 _PLAIN = {
     str: "text",
@@ -33,6 +47,7 @@ _PLAIN = {
     float: "number",
     bool: "true or false",
     Any: "any",
+    Path: "text",
 }
 #: The types of a declared stream's keys, which its converters accept.
 _STREAM_TYPES = {
@@ -44,66 +59,52 @@ _STREAM_TYPES = {
 
 def _sections_in(annotation: Any) -> list[type[Any]]:
     is_class = isinstance(annotation, type) and not typing.get_args(annotation)
-    if is_class and issubclass(annotation, Section):
+    if is_class and attrs.has(annotation) and annotation is not TableStream:
         return [annotation]
     parts = typing.get_args(annotation)
     return [section for part in parts for section in _sections_in(part)]
 
 
-def _type_name(annotation: Any, path: str) -> str:
+def _type_name(annotation: Any, path: str, declared: Option) -> str:
     """Return the type in words; a section is a link to its list."""
+    return _plain_type(annotation, path) + _bounds(declared)
+
+
+def _plain_type(annotation: Any, path: str) -> str:
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
-    if origin is typing.Annotated:
-        return _type_name(arguments[0], path) + _bounds(arguments[1:])
     if origin in (typing.Union, types.UnionType):
         parts = [part for part in arguments if part is not type(None)]
-        return " or ".join(_type_name(part, path) for part in parts)
+        return " or ".join(_plain_type(part, path) for part in parts)
     if origin is typing.Literal:
         return ", ".join(f"``{choice}``" for choice in arguments)
-    if origin is list:
-        return f"list of {_type_name(arguments[0], path)}"
+    if origin in (list, tuple):
+        return f"list of {_plain_type(arguments[0], path)}"
     if origin is dict:
-        return f"mapping of names to {_type_name(arguments[1], path)}"
+        return f"mapping of names to {_plain_type(arguments[1], path)}"
     if _sections_in(annotation):
         return f":ref:`{path} <{_label(path)}>`"
     return _PLAIN[annotation]
 
 
-def _bounds(metadata: Any) -> str:
+def _bounds(declared: Option) -> str:
     """Return the range of a number, or that a text is a secret, in words."""
-    (limits,) = metadata
-    if not isinstance(limits, Meta):
-        return ""
-    if limits.extra:
+    if declared.is_secret:
         return ", never logged"
-    if limits.ge is None:
+    if declared.minimum is None:
         return ""
-    if limits.le is not None:
-        return f", {limits.ge} to {limits.le}"
-    return f", at least {limits.ge}"
+    if declared.maximum is not None:
+        return f", {declared.minimum} to {declared.maximum}"
+    return f", at least {declared.minimum}"
 
 
-def _default(field: FieldInfo) -> str:
-    if field.required:
+def _default(default: Any) -> str:
+    if default is attrs.NOTHING:
         return "required"
-    if isinstance(field.default, (types.NoneType, Section)):
-        return "--"
-    if field.default is NODEFAULT:
-        return "--"
-    if isinstance(field.default, bool):
-        return f"``{str(field.default).lower()}``"
-    return f"``{field.default}``"
-
-
-def _meanings(section: type[Any]) -> dict[str, str]:
-    """Return the descriptions of the fields in a docstring, as sentences."""
-    described = re.findall(
-        r":ivar (\w+): (.*?)(?=\n\s*:(?:ivar|raises) |\Z)",
-        section.__doc__ or "",
-        re.DOTALL,
-    )
-    texts = ((name, " ".join(text.split())) for name, text in described)
-    return {name: text[:1].upper() + text[1:] for name, text in texts}
+    if isinstance(default, bool):
+        return f"``{str(default).lower()}``"
+    if isinstance(default, (int, float, str)):
+        return f"``{default}``"
+    return "--"
 
 
 def _label(path: str) -> str:
@@ -125,7 +126,7 @@ def _all_parts(annotation: Any) -> Iterator[Any]:
         yield from _all_parts(part)
 
 
-def _entries(rows: list[tuple[str, str, str, str]]) -> Iterator[str]:
+def _entries(rows: Sequence[tuple[str, str, str, str]]) -> Iterator[str]:
     """Yield a definition list, which a phone can show, unlike a wide table."""
     for key, kind, default, meaning in rows:
         if default not in ("required", "--"):
@@ -141,42 +142,70 @@ def _title(path: str, introduction: str) -> Iterator[str]:
     yield from (introduction, "")
 
 
-def _section(
-    section: type[Any], path: str, shown: dict[type[Any], str]
-) -> Iterator[str]:
-    """Yield the lines of the list of a section, and of the lists of nested sections.
+def _record(record: type[Any], path: str, shown: dict[type[Any], str]) -> Iterator[str]:
+    """Yield the lines of the list of a record, and of the lists of nested records.
 
-    :param shown: the paths of the sections that already have a list.
+    :param shown: the paths of the records that already have a list.
     """
     rows, within = [], []
-    meanings = _meanings(section)
-    for field in fields(section):
-        name = field.name
-        inner = _inner_path(path, name, field.type)
-        for part in _sections_in(field.type):
+    meanings, kinds = descriptions(record), typing.get_type_hints(record)
+    for attribute in attrs.fields(record):
+        name, kind = attribute.name, kinds[attribute.name]
+        inner = _inner_path(path, name, kind)
+        for part in _sections_in(kind):
             if part not in shown:
                 shown[part] = inner
                 within.append((part, inner))
             inner = shown[part]
-        kind = (
-            f"list of names, or of :ref:`declarations <{_label(inner)}>`"
-            if section is not SharedFile and name == "streams"
-            else _type_name(field.type, inner)
+        declared = declared_option(attribute) or Option()
+        shown_type = _type_name(kind, inner, declared)
+        rows.append(
+            (f"``{name}``", shown_type, _default(attribute.default), meanings[name])
         )
-        rows.append((f"``{name}``", kind, _default(field), meanings[name]))
-        if section is not SharedFile and name == "streams":
-            within.append((TableStream, inner))
-    yield from _title(path, (section.__doc__ or "").partition("\n")[0])
+    if record is SynapseFile:
+        kind = f":ref:`{OWN_SECTION} <{_label(OWN_SECTION)}>`"
+        rows.append((f"``{OWN_SECTION}``", kind, "--", _INTRODUCTIONS[""]))
+    yield from _title(path, (record.__doc__ or "").partition("\n")[0])
     yield from _entries(rows)
     for part, inner in within:
-        yield from (
-            _stream(inner) if part is TableStream else _section(part, inner, shown)
-        )
+        yield from _record(part, inner, shown)
+
+
+def _own_section(path: tuple[str, ...], shown: dict[type[Any], str]) -> Iterator[str]:
+    """Yield the lines of this package's section, or of a section in it."""
+    rows: dict[str, tuple[str, str, str, str]] = {}
+    within: list[Iterator[str]] = []
+    for leaf in own_leaves():
+        if leaf.key[: len(path)] != path:
+            continue
+        name, inner = leaf.key[len(path)], ".".join(leaf.key[: len(path) + 1])
+        if name in rows:
+            continue
+        if len(leaf.key) > len(path) + 1:
+            kind = f":ref:`{inner} <{_label(inner)}>`"
+            rows[name] = (f"``{name}``", kind, "--", _INTRODUCTIONS[name])
+            within.append(_own_section((*path, name), shown))
+            continue
+        kind = _type_name(leaf.type, inner, leaf.option) if name != "streams" else ""
+        if name == "streams":
+            inner += "[]"
+            kind = f"list of names, or of :ref:`declarations <{_label(inner)}>`"
+            within.append(_stream(inner))
+        elif _sections_in(leaf.type) == [FactorySection]:
+            inner += "[]"
+            kind = _type_name(leaf.type, inner, leaf.option)
+            within.append(_record(FactorySection, inner, shown))
+        rows[name] = (f"``{name}``", kind, _default(leaf.default), leaf.meaning)
+    introduction = _INTRODUCTIONS[path[-1] if len(path) > 1 else ""]
+    yield from _title(".".join(path), introduction)
+    yield from _entries(list(rows.values()))
+    for lines in within:
+        yield from lines
 
 
 def _stream(path: str) -> Iterator[str]:
     """Yield the lines of the list of a declared stream's keys."""
-    meanings = _meanings(TableStream)
+    meanings = descriptions(TableStream)
     rows = []
     for field in attrs.fields(TableStream):
         if not field.init or field.name == "row_type":
@@ -200,11 +229,13 @@ class ConfigReference(SphinxDirective):
 
     def run(self) -> list[nodes.Node]:
         """Return the nodes of the lists."""
-        for module in (models, own_section):
+        for module in (models, options, process, replication_options):
             self.env.note_dependency(str(module.__file__))
         self.env.note_dependency(__file__)
+        shown: dict[type[Any], str] = {}
         lines = StringList(
-            list(_section(SharedFile, "", {})), source="config/models.py"
+            [*_record(SynapseFile, "", shown), *_own_section((OWN_SECTION,), shown)],
+            source="config/models.py",
         )
         container = nodes.section()
         container.document = self.state.document

@@ -20,8 +20,7 @@ from typing import Any, TypeAlias
 
 from twisted.application.service import IService, MultiService
 
-from synapse_replication.config.own_section import FactorySection
-from synapse_replication.config.process import ProcessConfig
+from synapse_replication.config.process import FactorySection, ProcessConfig
 from synapse_replication.config.replication_options import ReplicationOptions
 from synapse_replication.errors import ConfigError, ConfigProblem
 from synapse_replication.handlers.interfaces import CommandSink, RowSink

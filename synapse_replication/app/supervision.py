@@ -239,12 +239,12 @@ def needs_restart(old: ProcessConfig, new: ProcessConfig) -> list[str]:
     applied = {"log_level", "files", "warnings"}
     if (old.backlog is None) == (new.backlog is None):
         applied.add("backlog")
-    return [
+    return sorted(
         old.key_of(field.name)
         for field in attrs.fields(type(old))
         if field.name not in applied
         and getattr(old, field.name) != getattr(new, field.name)
-    ]
+    )
 
 
 @attrs.define(eq=False, repr=False)

@@ -21,7 +21,7 @@ from twisted.internet.threads import deferToThreadPool
 from twisted.logger import Logger, LogLevel
 
 from synapse_replication import __version__
-from synapse_replication.config.own_section import TracingSection
+from synapse_replication.config.shared_options import TracingOptions
 from synapse_replication.instrumentation.logs import RateLimit
 
 #: The timeout of a request to the collector, in s. In recent versions of the exporter,
@@ -42,7 +42,7 @@ class SpanExport:
     """
 
     def __init__(
-        self, tracing: TracingSection | None, server_name: str, instance_name: str
+        self, tracing: TracingOptions | None, server_name: str, instance_name: str
     ) -> None:
         self._provider: TracerProvider | None = None
         self._exporter: SpanExporter | None = None

@@ -13,18 +13,17 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NoReturn, TypeVar
 
+import attrs
 import click
-from msgspec.structs import asdict
 
 from synapse_replication.cli.common import command, fail
 from synapse_replication.dropin import substitution
-from synapse_replication.dropin.settings import DropInSettings, variable
+from synapse_replication.dropin.settings import setting_leaves, to_environ, variable
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
-_DEFAULTS: Final = asdict(DropInSettings())
 _PREFIX: Final = "synapse-replication exec: "
 
 
@@ -32,17 +31,30 @@ def _split(ctx: click.Context, param: click.Parameter, value: str) -> tuple[str,
     return tuple(part.strip() for part in value.split(",") if part.strip())
 
 
-def _setting(flags: str, **more: Any) -> Callable[[_Command], _Command]:
-    """Return a decorator that adds the option for a setting, which has its name."""
-    name = flags.partition("/")[0].removeprefix("--").replace("-", "_")
-    default = _DEFAULTS[name]
-    return click.option(
-        flags,
-        envvar=variable(name),
-        default=default,
-        show_default=default != "",
-        **more,
-    )
+def _settings(command: _Command) -> _Command:
+    """Add an option for each setting, with the name of its environment variable."""
+    for leaf in reversed(setting_leaves()):
+        name = leaf.variable.removeprefix(variable("")).lower()
+        flag = f"--{name.replace('_', '-')}"
+        least, most = leaf.option.minimum, leaf.option.maximum
+        kind: Any = leaf.type
+        if kind is int:
+            kind = click.IntRange(
+                least if least is None else int(least),
+                most if most is None else int(most),
+            )
+        elif kind is float:
+            kind = click.FloatRange(least, most)
+        default = "" if leaf.default is attrs.NOTHING else leaf.default
+        command = click.option(
+            f"{flag}/--no-{flag[2:]}" if leaf.type is bool else flag,
+            type=kind,
+            envvar=leaf.variable,
+            default=default,
+            show_default=default != "",
+            help=leaf.meaning,
+        )(command)
+    return command
 
 
 @command(
@@ -66,48 +78,7 @@ def _setting(flags: str, **more: Any) -> Callable[[_Command], _Command]:
     metavar="PARTS",
     help="Replace all but these parts.",
 )
-@_setting(
-    "--extension/--no-extension",
-    help="Exchange epochs and heartbeats with peers, on a channel that stock processes "
-    "do not use.",
-)
-@_setting(
-    "--backlog-rows",
-    type=click.IntRange(min=0),
-    help="The most rows in the backlog of each stream, for readers that missed them.",
-)
-@_setting(
-    "--backlog-bytes",
-    type=click.IntRange(min=0),
-    help="The most bytes in the backlog of each stream.",
-)
-@_setting(
-    "--plausible-distance",
-    type=click.IntRange(min=1000),
-    help="The most ids by which an announced position may exceed the last id of the "
-    "stream's sequence.",
-)
-@_setting(
-    "--position-check-seconds",
-    type=click.IntRange(min=0, max=3600),
-    help="The mean time between two reads of stream_positions, which find rows that a "
-    "writer has not announced; 0 to read none.",
-)
-@_setting(
-    "--writer-lock/--no-writer-lock",
-    help="Refuse to start while another process with the name of a writer runs.",
-)
-@_setting(
-    "--hooks",
-    metavar="NAMES",
-    help="Dotted names, separated by commas, of functions that take (host, config) and "
-    "subscribe to hooks.",
-)
-@_setting(
-    "--tracing-endpoint",
-    metavar="URL",
-    help="Send spans to this collector with OTLP over HTTP.",
-)
+@_settings
 @click.option("--list", "as_list", is_flag=True, help="Print the replaced parts.")
 @click.option(
     "--strict", is_flag=True, help="Reject versions of Synapse that were not tested."
@@ -135,7 +106,7 @@ def exec_command(
     except substitution.SubstitutionError as error:
         problems = [*error.problems, "nothing was started"]
         fail("\n".join(f"{_PREFIX}{problem}" for problem in problems))
-    _exec_module(substitutions, module, arguments, DropInSettings(**settings))
+    _exec_module(substitutions, module, arguments, settings)
 
 
 def _describe(substitutions: Sequence[substitution.Substitution]) -> str:
@@ -176,13 +147,14 @@ def _exec_module(
     substitutions: Sequence[substitution.Substitution],
     module: str,
     arguments: Sequence[str],
-    settings: DropInSettings,
+    settings: Mapping[str, Any],
 ) -> NoReturn:
     """Replace this process with one that applies substitutions and runs a module.
 
     :param substitutions: the names to replace; all those of their parts.
     :param module: the module to run as ``__main__``.
     :param arguments: its arguments.
+    :param settings: the values of the settings, by the names of their options.
     """
     parts = ",".join(dict.fromkeys(known.part for known in substitutions))
     command = [
@@ -190,7 +162,8 @@ def _exec_module(
         *interpreter_options(sys.orig_argv, len(sys.argv) - 1),
         *("-m", "synapse_replication.dropin", parts, module, *arguments),
     ]
-    os.execve(sys.executable, command, {**os.environ, **settings.to_environ()})
+    variables = to_environ({variable(name): value for name, value in settings.items()})
+    os.execve(sys.executable, command, {**os.environ, **variables})
 
 
 def interpreter_options(command_line: Sequence[str], arguments: int) -> list[str]:

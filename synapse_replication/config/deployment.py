@@ -8,14 +8,12 @@ instance a certificate.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import attrs
-from msgspec import Struct
-from msgspec.structs import replace
 
-from synapse_replication.config.models import SharedFile
-from synapse_replication.config.sections import INVALID, read_value
+from synapse_replication.config.models import SynapseFile
+from synapse_replication.config.structuring import INVALID, add_hook, read_value
 from synapse_replication.config.yaml_files import (
     OWN_SECTION,
     KeyPath,
@@ -23,7 +21,9 @@ from synapse_replication.config.yaml_files import (
     hint_for,
     read_files,
 )
-from synapse_replication.errors import ConfigError
+from synapse_replication.errors import ConfigError, StreamConfigurationError
+from synapse_replication.options import InvalidValueError
+from synapse_replication.streams.memory import InMemory
 from synapse_replication.streams.standard.registry import (
     MAIN_INSTANCE,
     STANDARD_STREAMS,
@@ -50,7 +50,8 @@ class DatabaseConfig:
     max_connections: int = 10
 
 
-class DeploymentConfig(Struct, frozen=True):
+@attrs.frozen
+class DeploymentConfig:
     """The configuration that all processes of a deployment share.
 
     :ivar database: ``None`` if the database is not PostgreSQL, or not configured.
@@ -74,7 +75,7 @@ def load_deployment(paths: Sequence[str]) -> DeploymentConfig:
     :raises ConfigError: if the configuration is invalid; the error lists all problems.
     """
     merged, shared = read_shared(paths)
-    streams = read_streams(shared)
+    streams = read_streams(merged)
     deployment = DeploymentConfig(
         read_database(shared, merged, streams),
         streams,
@@ -85,7 +86,7 @@ def load_deployment(paths: Sequence[str]) -> DeploymentConfig:
     return deployment
 
 
-def read_shared(paths: Sequence[str]) -> tuple[MergedFiles, SharedFile]:
+def read_shared(paths: Sequence[str]) -> tuple[MergedFiles, SynapseFile]:
     """Read and merge files.
 
     :return: the merged files, with the problems that were found, and their valid
@@ -95,22 +96,79 @@ def read_shared(paths: Sequence[str]) -> tuple[MergedFiles, SharedFile]:
     merged = read_files(paths)
     if merged.problems and not merged.values:
         raise ConfigError(merged.problems)
-    shared = read_value(SharedFile, merged.values, (), merged)
+    shared = read_value(SynapseFile, merged.values, (), merged)
     if shared is INVALID:
         # Only server_name is required. Read the rest, whose problems are reported.
         values = {**merged.values, "server_name": "unknown"}
-        shared = read_value(SharedFile, values, (), replace(merged, problems=[]))
-    # Which keys of stream_writers are valid depends on the declared streams.
-    sources = OWN_SECTION, f"{OWN_SECTION}.streams"
-    if any(problem.key.partition("[")[0] in sources for problem in merged.problems):
-        shared = replace(shared, stream_writers={})
+        shared = read_value(SynapseFile, values, (), attrs.evolve(merged, problems=[]))
     return merged, shared
 
 
-def read_streams(shared: SharedFile) -> tuple[str | TableStream, ...]:
+def read_streams(merged: MergedFiles) -> tuple[str | TableStream, ...]:
     """Return the streams: standard ones by name, declared ones as objects."""
-    own = shared.synapse_replication
-    return tuple(STANDARD_STREAMS) if own.streams is None else tuple(own.streams)
+    own = merged.values.get(OWN_SECTION)
+    entries = own.get("streams") if isinstance(own, dict) else None
+    if entries is None:
+        return tuple(STANDARD_STREAMS)
+    path = (OWN_SECTION, "streams")
+    streams = read_value(tuple[StreamEntry, ...], entries, path, merged)
+    return () if streams is INVALID else tuple(streams)
+
+
+#: An entry of ``streams`` in Python; in the files, there are no streams in memory.
+StreamEntry: TypeAlias = str | TableStream | InMemory
+
+
+def _to_stream(value: Any) -> Any:
+    """Read an entry of ``streams``: a standard stream's name, or a declaration.
+
+    :raises InvalidValueError: if the entry is invalid.
+    """
+    if isinstance(value, str):
+        if value in STANDARD_STREAMS:
+            return value
+        known = ", ".join(STANDARD_STREAMS)
+        otherwise = f"declare it by its table, or write one of {known}"
+        raise InvalidValueError(
+            f"{value!r} is not a standard stream",
+            hint_for(value, STANDARD_STREAMS, otherwise),
+        )
+    if not isinstance(value, dict):
+        raise InvalidValueError(
+            "each entry must be a mapping, or the name of a standard stream",
+            "write name, table, id_column, columns, sequence and writers",
+        )
+    fields = {
+        field.name: field
+        for field in attrs.fields(TableStream)
+        if field.init and field.name != "row_type"
+    }
+    for key in value:
+        if key not in fields:
+            otherwise = f"write only {', '.join(fields)}"
+            raise InvalidValueError(
+                f"{key!r} is not a key of a stream",
+                hint_for(str(key), fields, otherwise),
+            )
+    missing = [
+        name
+        for name, field in fields.items()
+        if field.default is attrs.NOTHING and name not in value
+    ]
+    if missing:
+        raise InvalidValueError(
+            f"the declaration lacks {', '.join(missing)}", "add the missing keys"
+        )
+    try:
+        return TableStream(**value)
+    except StreamConfigurationError as error:
+        problem, _, hint = str(error).rpartition("; ")
+        raise InvalidValueError(
+            problem or str(error), hint or "see the documentation"
+        ) from None
+
+
+add_hook(StreamEntry, _to_stream)
 
 
 #: The default of ``cp_max``, the maximum number of connections to the database.
@@ -131,7 +189,7 @@ def _conninfo(args: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_database(
-    shared: SharedFile, merged: MergedFiles, streams: Sequence[str | TableStream]
+    shared: SynapseFile, merged: MergedFiles, streams: Sequence[str | TableStream]
 ) -> DatabaseConfig | None:
     """Return the connection parameters of PostgreSQL, if they are configured.
 
@@ -183,11 +241,16 @@ def read_database(
 
 
 def read_writers(
-    shared: SharedFile, merged: MergedFiles, streams: Sequence[str | TableStream]
+    shared: SynapseFile, merged: MergedFiles, streams: Sequence[str | TableStream]
 ) -> dict[str, tuple[str, ...]]:
     """Return the writers of each stream, by its name on the wire."""
     check = _WriterChecks(shared, merged)
-    configured = shared.stream_writers
+    # Which keys of stream_writers are valid depends on the declared streams.
+    sources = OWN_SECTION, f"{OWN_SECTION}.streams"
+    if any(problem.key.partition("[")[0] in sources for problem in merged.problems):
+        configured = {}
+    else:
+        configured = shared.stream_writers
     declared = {s.name for s in streams if isinstance(s, TableStream)}
     check.configured(configured, declared)
     writers: dict[str, tuple[str, ...]] = {}
@@ -213,7 +276,7 @@ def read_writers(
 class _WriterChecks:
     """Checks the names in ``stream_writers``, and the writers of declared streams."""
 
-    def __init__(self, shared: SharedFile, merged: MergedFiles) -> None:
+    def __init__(self, shared: SynapseFile, merged: MergedFiles) -> None:
         self._merged = merged
         self.report = merged.report
         self._known = {MAIN_INSTANCE, *shared.instance_map} - {"main"}

@@ -3,8 +3,7 @@
 Sections that Synapse defines ignore unknown keys: a real homeserver.yaml has hundreds
 of them. But in some sections, :mod:`synapse_replication.config.sanity` rejects unknown
 keys that resemble a known key. In the sections that only this package defines
-(``redis.sentinel`` and those of :mod:`synapse_replication.config.own_section`), any
-unknown key is an error.
+(``redis.sentinel`` and ``synapse_replication``), any unknown key is an error.
 
 Checks that involve more than one section, a file, or the kind of the process are in
 other modules of this package, most of them in
@@ -14,20 +13,35 @@ manual's reference of configuration keys.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any, Final
 
-from msgspec import Meta, field
+import attrs
 
-from synapse_replication.config import sections
 from synapse_replication.config.listener_safety import OUR_RESOURCES, Listener
-from synapse_replication.config.own_section import OwnSection
+from synapse_replication.config.structuring import Section, StrictSection
 from synapse_replication.config.yaml_files import did_you_mean, hint_for
-from synapse_replication.http.location import InstanceLocation
+from synapse_replication.http.location import PORT, InstanceLocation
+from synapse_replication.options import InvalidValueError, option
 
 LISTENER_TYPES = ("http", "metrics", "replication", "manhole")
 
+_WORD: Final = option(pattern=r"\S+")
+_SECRET: Final = option(is_secret=True)
+SERVER_NAME: Final = option(
+    "server_name",
+    pattern=r"[^\s/]+",
+    hint="write the homeserver's name, for instance `server_name: example.com`",
+)
 
-class DatabaseSection(sections.Section, frozen=True):
+
+def _not_empty(values: list[str]) -> list[str]:
+    if not values:
+        raise InvalidValueError("is empty", "write at least one entry")
+    return values
+
+
+@attrs.frozen(repr=False, kw_only=True)
+class DatabaseSection(Section):
     """The homeserver's database.
 
     :ivar name: driver. Streams in a database can be replicated only if the database is
@@ -38,10 +52,11 @@ class DatabaseSection(sections.Section, frozen=True):
     """
 
     name: str = "psycopg2"
-    args: dict[str, Any] = field(default_factory=dict)
+    args: dict[str, Any] = attrs.field(factory=dict)
 
 
-class SentinelSection(sections.StrictSection, frozen=True):
+@attrs.frozen(repr=False, kw_only=True)
+class SentinelSection(StrictSection):
     """Sentinels that know the host and port of the Redis master.
 
     :ivar master: name by which the Sentinels know the master.
@@ -51,14 +66,15 @@ class SentinelSection(sections.StrictSection, frozen=True):
     :ivar password_path: file with the password for the Sentinels.
     """
 
-    master: Annotated[str, Meta(pattern=r"^\S+\Z")]
-    sentinels: Annotated[list[str], sections.not_empty]
+    master: str = attrs.field(metadata=_WORD)
+    sentinels: list[str] = attrs.field(metadata=option(check=_not_empty))
     username: str | None = None
-    password: sections.Secret | None = None
+    password: str | None = attrs.field(default=None, metadata=_SECRET)
     password_path: str | None = None
 
 
-class RedisSection(sections.Section, frozen=True):
+@attrs.frozen(repr=False, kw_only=True)
+class RedisSection(Section):
     """The Redis server over which instances replicate.
 
     :ivar enabled: whether to replicate over Redis instead of direct TCP.
@@ -81,12 +97,12 @@ class RedisSection(sections.Section, frozen=True):
 
     enabled: bool = False
     host: str = "localhost"
-    port: sections.Port = 6379
+    port: int = attrs.field(default=6379, metadata=PORT)
     path: str | None = None
     username: str | None = None
-    password: sections.Secret | None = None
+    password: str | None = attrs.field(default=None, metadata=_SECRET)
     password_path: str | None = None
-    dbid: Annotated[int, Meta(ge=0)] | None = None
+    dbid: int | None = attrs.field(default=None, metadata=option(minimum=0))
     use_tls: bool = False
     certificate_file: str | None = None
     private_key_file: str | None = None
@@ -94,58 +110,40 @@ class RedisSection(sections.Section, frozen=True):
     ca_path: str | None = None
     sentinel: SentinelSection | None = None
 
-    def __post_init__(self) -> None:
+    def __attrs_post_init__(self) -> None:
         if (self.certificate_file is None) != (self.private_key_file is None):
-            raise sections.InvalidValueError(
+            raise InvalidValueError(
                 "a client certificate needs its private key",
                 "write both certificate_file and private_key_file, or neither",
             )
 
 
-class InstanceSection(InstanceLocation, sections.Section, frozen=True):
-    """The address at which an instance serves HTTP replication.
-
-    :ivar host: host of the instance.
-    :ivar port: port of its HTTP listener for ``replication``.
-    :ivar tls: connect with TLS.
-    :ivar path: Unix socket, instead of ``host`` and ``port``.
-    """
-
-    port: sections.Port | None = None
-
-    def __post_init__(self) -> None:
-        if self.path is None and (self.host is None or self.port is None):
-            raise sections.InvalidValueError(
-                "the address of the process is missing",
-                "write host and port, or path (of a Unix socket)",
-            )
-        if self.path is not None and (self.host or self.port):
-            raise sections.InvalidValueError(
-                "it has both a path and a host or port",
-                "write either path, or host and port",
-            )
-
-
-class ResourceSection(sections.Section, frozen=True):
+@attrs.frozen(repr=False, kw_only=True)
+class ResourceSection(Section):
     """One entry of ``resources``.
 
     :ivar names: ``replication``, ``health``, ``metrics``; other resources of Synapse
         are ignored.
     """
 
-    names: list[str]
+    names: list[str] = attrs.field(
+        metadata=option(
+            hint="write the names of resources, for instance `names: [replication]`"
+        )
+    )
 
-    def __post_init__(self) -> None:
+    def __attrs_post_init__(self) -> None:
         # A name that is similar to one of ours is an error.
         for name in self.names:
             meant = did_you_mean(name, OUR_RESOURCES)
             if name not in OUR_RESOURCES and meant is not None:
-                raise sections.InvalidValueError(
+                raise InvalidValueError(
                     f"{name!r} is not a resource", f"did you mean {meant!r}?"
                 )
 
 
-class ListenerSection(sections.Section, frozen=True):
+@attrs.frozen(repr=False, kw_only=True)
+class ListenerSection(Section):
     """One listener of a process.
 
     :ivar type: ``http``, ``metrics`` (an HTTP listener that serves only metrics and the
@@ -158,22 +156,24 @@ class ListenerSection(sections.Section, frozen=True):
     :ivar resources: resources of an ``http`` listener.
     """
 
-    type: str
-    port: sections.Port | None = None
+    type: str = attrs.field(
+        metadata=option(hint=f"write one of {', '.join(LISTENER_TYPES)}")
+    )
+    port: int | None = attrs.field(default=None, metadata=PORT)
     path: str | None = None
     bind_addresses: list[str] | None = None
     bind_address: str | None = None
     tls: bool = False
-    resources: list[ResourceSection] = field(default_factory=list)
+    resources: list[ResourceSection] = attrs.field(factory=list)
 
-    def __post_init__(self) -> None:
+    def __attrs_post_init__(self) -> None:
         if self.type not in LISTENER_TYPES:
-            raise sections.InvalidValueError(
+            raise InvalidValueError(
                 f"{self.type!r} is not a type of listener",
                 hint_for(self.type, LISTENER_TYPES),
             )
         if (self.port is None) == (self.path is None):
-            raise sections.InvalidValueError(
+            raise InvalidValueError(
                 "a listener needs either a port or a path",
                 "write port: 9093, or path: /run/synapse/main.sock",
             )
@@ -194,8 +194,9 @@ class ListenerSection(sections.Section, frozen=True):
         )
 
 
-class SharedFile(sections.Section, frozen=True):
-    """All keys that this package reads, merged from all files.
+@attrs.frozen(repr=False, kw_only=True)
+class SynapseFile(Section):
+    """The keys of Synapse that this package reads, merged from all files.
 
     :ivar server_name: name of the homeserver; also the name of the main Redis channel.
     :ivar database: the homeserver's database. Required if any replicated stream is
@@ -224,25 +225,25 @@ class SharedFile(sections.Section, frozen=True):
         ``federation``; by default, all that send it.
     :ivar replication_torture_level: for tests: the longest random delay of each stream,
         in ms, at most a minute. If it is not 0, streams are also sent in random order.
-    :ivar synapse_replication: settings of this package for which Synapse has no key.
     """
 
-    server_name: Annotated[str, Meta(pattern=r"^[^\s/]+\Z")]
+    server_name: str = attrs.field(metadata=SERVER_NAME)
     database: DatabaseSection | None = None
     redis: RedisSection = RedisSection()
-    stream_writers: dict[str, list[str]] = field(default_factory=dict)
-    instance_map: dict[str, InstanceSection] = field(default_factory=dict)
-    listeners: list[ListenerSection] = field(default_factory=list)
-    worker_name: Annotated[str, Meta(pattern=r"^\S+\Z")] | None = None
+    stream_writers: dict[str, list[str]] = attrs.field(factory=dict)
+    instance_map: dict[str, InstanceLocation] = attrs.field(factory=dict)
+    listeners: list[ListenerSection] = attrs.field(factory=list)
+    worker_name: str | None = attrs.field(default=None, metadata=_WORD)
     worker_app: str | None = None
-    worker_listeners: list[ListenerSection] = field(default_factory=list)
+    worker_listeners: list[ListenerSection] = attrs.field(factory=list)
     worker_replication_host: str | None = None
-    worker_replication_port: sections.Port | None = None
-    worker_replication_secret: sections.Secret | None = None
+    worker_replication_port: int | None = attrs.field(default=None, metadata=PORT)
+    worker_replication_secret: str | None = attrs.field(default=None, metadata=_SECRET)
     worker_replication_secret_path: str | None = None
     tls_certificate_path: str | None = None
     tls_private_key_path: str | None = None
     run_background_tasks_on: str | None = None
-    federation_sender_instances: list[str] = field(default_factory=list)
-    replication_torture_level: Annotated[int, Meta(ge=0, le=60_000)] | None = None
-    synapse_replication: OwnSection = field(default_factory=OwnSection)
+    federation_sender_instances: list[str] = attrs.field(factory=list)
+    replication_torture_level: int | None = attrs.field(
+        default=None, metadata=option(minimum=0, maximum=60_000)
+    )

@@ -7,48 +7,59 @@ with every problem that it found: file, key and hint. See docs/operators-guide.r
 
 from __future__ import annotations
 
-import importlib.util
 import re
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Literal, TypeAlias
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal, TypeAlias
 
 import attrs
-from msgspec.structs import asdict
 from typing_extensions import override
 
 from synapse_replication.config import deployment, sanity
-from synapse_replication.config.models import SharedFile
-from synapse_replication.config.own_section import FactorySection, OwnSection
+from synapse_replication.config.models import SynapseFile
 from synapse_replication.config.redis import read_redis
-from synapse_replication.config.replication_options import ReplicationOptions
+from synapse_replication.config.replication_options import Finding, ReplicationOptions
+from synapse_replication.config.structuring import INVALID, StrictSection, read_value
 from synapse_replication.config.yaml_files import (
     OWN_SECTION,
     KeyPath,
     MergedFiles,
+    hint_for,
     read_secret,
 )
-from synapse_replication.data_files import read_table
 from synapse_replication.errors import ConfigError, ConfigProblem
-from synapse_replication.handlers.receiving.context import ReceiverOptions
+from synapse_replication.options import (
+    TYPE_HINTS,
+    Leaf,
+    build,
+    declared_option,
+    leaves,
+    option,
+)
 from synapse_replication.redis.options import RedisOptions
-from synapse_replication.streams.backlog import BacklogOptions
 from synapse_replication.streams.standard.registry import MAIN_INSTANCE
 from synapse_replication.transport.tls import TlsConfig
-from synapse_replication.wire.pending_lines import PendingLimit
 
 #: The purpose for which the configuration is read: ``follow`` for a command that only
 #: observes, which needs a link, but no database.
 Purpose: TypeAlias = Literal["main", "worker", "follow"]
 
-#: A module that exists if the extra ``otlp`` is installed.
-EXPORTER = "opentelemetry.exporter.otlp.proto.http"
 
-#: The keys of the options that have other names in the files.
-_KEYS = {
-    row["Option"]: row["Key"]
-    for row in read_table(Path(__file__).with_name("keys.csv"))
-}
+@attrs.frozen(repr=False, kw_only=True)
+class FactorySection(StrictSection):
+    """A function that you provide.
+
+    :ivar module: dotted name of the function, for instance ``shop.sinks.make_sink``.
+    :ivar config: mapping that is passed to the function unchanged.
+    """
+
+    module: str = attrs.field(
+        metadata=option(
+            pattern=r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+",
+            hint="write the dotted name of a function, for instance "
+            "my_package.my_module.make_sink",
+        )
+    )
+    config: dict[str, Any] = attrs.field(factory=dict, metadata=option())
 
 
 @attrs.frozen(kw_only=True)
@@ -59,40 +70,108 @@ class ProcessConfig(ReplicationOptions):
     :ivar listeners: the direct TCP listeners, and the HTTP listeners that serve a
         resource of this package; empty for ``follow``.
     :ivar files: the files from which it was read.
-    :ivar row_sink: the factory of the sink for rows; ``None`` for none.
-    :ivar command_sink: the factory of the sink for commands that carry no rows;
-        ``None`` for the default sink.
-    :ivar modules: the functions to call before replication starts.
+    :ivar row_sink: ``factory(host, config) -> RowSink``: the sink receives the rows.
+    :ivar command_sink: ``factory(host, config) -> CommandSink``: the sink receives the
+        commands for the host, such as ``USER_SYNC``.
+    :ivar modules: ``factory(host, config) -> IService | None``: each factory is called
+        before replication starts; the service that it returns runs inside this process.
     :ivar log_level: the lowest level that is logged.
     :ivar warnings: problems that do not prevent the start: files with secrets that
         every user of this machine can read.
     """
 
     files: Sequence[str]
-    row_sink: FactorySection | None = None
-    command_sink: FactorySection | None = None
-    modules: tuple[FactorySection, ...] = ()
-    log_level: str = "info"
+    row_sink: FactorySection | None = attrs.field(
+        default=None, metadata=option("synapse_replication.row_sink")
+    )
+    command_sink: FactorySection | None = attrs.field(
+        default=None, metadata=option("synapse_replication.command_sink")
+    )
+    modules: tuple[FactorySection, ...] = attrs.field(
+        default=(), metadata=option("synapse_replication.modules")
+    )
+    log_level: Literal["debug", "info", "warn", "error", "critical"] = attrs.field(
+        default="info", metadata=option("synapse_replication.log_level")
+    )
     warnings: tuple[ConfigProblem, ...] = ()
 
-    def key_of(self, option: str) -> str:
-        """Return the dotted key that sets an option."""
-        if option == "listeners" and not self.is_main:
+    def key_of(self, name: str) -> str:
+        """Return the dotted key that sets an option, from the attribute's name."""
+        if name == "listeners" and not self.is_main:
             return "worker_listeners"
-        if option in OwnSection.__struct_fields__:
-            return f"{OWN_SECTION}.{option}"
-        return _KEYS.get(option, option)
+        declared = declared_option(getattr(attrs.fields(type(self)), name))
+        if declared is None:
+            return name
+        switch = f".{declared.switch}" if declared.switch else ""
+        return (declared.key or name) + switch
 
+    @property
     @override
-    def find_problems(self) -> list[ConfigProblem]:
-        # load_config() found none.
-        return []
+    def _must_serve_rows(self) -> bool:
+        # A main process without workers needs no listener.
+        return self.has_links and not self.is_main
 
     @override
     def problem(self, option: str, problem: str, hint: str) -> ConfigProblem:
         name = re.split(r"[.[]", option, maxsplit=1)[0]
         key = self.key_of(name) + option[len(name) :]
         return ConfigProblem(", ".join(self.files), key, problem, hint)
+
+
+def own_leaves() -> Iterator[Leaf]:
+    """Yield the options whose keys are in this package's section of the files."""
+    return (leaf for leaf in leaves(ProcessConfig) if leaf.key[0] == OWN_SECTION)
+
+
+def read_own_section(merged: MergedFiles) -> dict[str, Any]:
+    """Read this package's section, except for ``streams``.
+
+    :return: the options with a valid value, by the attribute of :class:`ProcessConfig`.
+    """
+    known = list(own_leaves())
+    values: dict[tuple[str, ...], Any] = {}
+    for leaf in known:
+        group: Any = merged.values
+        for step in leaf.key[:-1]:
+            group = group.get(step) if isinstance(group, Mapping) else None
+        if not isinstance(group, Mapping) or leaf.attributes == ("streams",):
+            continue
+        name = leaf.key[-1]
+        if leaf.default is attrs.NOTHING and group.get(name) is None:
+            is_there = name in group
+            merged.report(
+                leaf.key,
+                "is empty" if is_there else "is missing",
+                leaf.option.hint or ("write a value" if is_there else "add it"),
+            )
+        elif name in group:
+            read = read_value(leaf.type, group[name], leaf.key, merged, leaf.option)
+            if read is not INVALID:
+                values[leaf.key] = read
+    _report_unknown_keys((OWN_SECTION,), known, merged.values.get(OWN_SECTION), merged)
+    return build(ProcessConfig, values)
+
+
+def _report_unknown_keys(
+    path: tuple[str, ...], leaves: Sequence[Leaf], section: Any, merged: MergedFiles
+) -> None:
+    """Report the keys of a section, and of those in it, that are no option's."""
+    if section is None:
+        return
+    if not isinstance(section, Mapping):
+        merged.report(path, "is not a mapping", TYPE_HINTS[dict])
+        return
+    inner = [leaf for leaf in leaves if leaf.key[: len(path)] == path]
+    known = sorted({leaf.key[len(path)] for leaf in inner})
+    whole = {leaf.key[len(path)] for leaf in inner if len(leaf.key) == len(path) + 1}
+    for key, value in section.items():
+        if key in whole:
+            continue
+        if key in known:
+            _report_unknown_keys((*path, key), inner, value, merged)
+        else:
+            hint = hint_for(str(key), known)
+            merged.report((*path, str(key)), "there is no such key", hint)
 
 
 def load_config(paths: Sequence[str], purpose: Purpose | None = None) -> ProcessConfig:
@@ -104,20 +183,31 @@ def load_config(paths: Sequence[str], purpose: Purpose | None = None) -> Process
     :raises ConfigError: if the configuration is invalid; the error lists all problems.
     """
     merged, shared = deployment.read_shared(paths)
-    config = _Checks(merged, shared, purpose).make_config()
+    streams = deployment.read_streams(merged)
+    own = read_own_section(merged)
+    reader = _Reader(merged, shared, {**own, "streams": streams}, purpose)
+    config = reader.make_config()
     if merged.problems:
         raise ConfigError(merged.problems)
     return config
 
 
-class _Checks:
-    """Checks several sections together, and makes the configuration from them."""
+class _Reader:
+    """Makes the configuration of a process from sections, which it checks together.
+
+    :param own: the options that this package's section sets.
+    """
 
     def __init__(
-        self, merged: MergedFiles, shared: SharedFile, purpose: Purpose | None
+        self,
+        merged: MergedFiles,
+        shared: SynapseFile,
+        own: dict[str, Any],
+        purpose: Purpose | None,
     ) -> None:
         self._merged = merged
         self._shared = shared
+        self._own = own
         self._problem = merged.report
         if purpose is None:
             is_worker = any(merged.values.get(k) for k in ("worker_name", "worker_app"))
@@ -134,95 +224,65 @@ class _Checks:
             if purpose != "follow" and (listener.direct_tcp or listener.resources)
         }
 
-    # This method is long because it sets every attribute of the configuration.
     def make_config(self) -> ProcessConfig:
-        shared, own = self._shared, self._shared.synapse_replication
-        redis = read_redis(shared.redis, self._merged)
-        streams = deployment.read_streams(shared)
+        """Return the configuration; problems are reported."""
+        shared, own, merged = self._shared, self._own, self._merged
+        redis = read_redis(shared.redis, merged)
+        streams = own["streams"]
         instance_name = self._instance_name()
-        writers = deployment.read_writers(shared, self._merged, streams)
+        writers = deployment.read_writers(shared, merged, streams)
         config = ProcessConfig(
-            files=self._merged.files,
+            files=merged.files,
             server_name=shared.server_name,
             instance_name=instance_name,
             creates_tables=instance_name == MAIN_INSTANCE,
-            fill_sink=own.fill_sink,
-            writer_lock=own.writer_lock,
             database=deployment.read_database(
-                shared, self._merged, () if self._purpose == "follow" else streams
+                shared, merged, () if self._purpose == "follow" else streams
             ),
             redis=redis,
             tcp_connect=self._tcp_connect(redis),
-            tcp_listen=tuple(own.direct_tcp.listen),
             listeners=tuple(self._served.values()),
             tls=self._tls(),
-            streams=streams,
             writers=writers,
             instances={
                 MAIN_INSTANCE if name == "main" else name: location
                 for name, location in shared.instance_map.items()
             },
-            secret=read_secret(shared, ("worker_replication_secret",), self._merged),
+            secret=read_secret(shared, ("worker_replication_secret",), merged),
             stores_user_ips=self._stores_user_ips(instance_name, redis),
             federation_senders=tuple(shared.federation_sender_instances),
-            row_sink=own.row_sink,
-            command_sink=own.command_sink,
-            modules=tuple(own.modules),
             torture_level=shared.replication_torture_level or 0,
-            tcp_limit=PendingLimit(
-                own.direct_tcp.max_pending_commands, own.direct_tcp.max_pending_bytes
-            ),
-            receiving=ReceiverOptions(
-                max_queue_size=own.receiving.max_queue_bytes,
-                max_batch_rows=own.receiving.max_batch_rows,
-                plausible_distance=own.receiving.plausible_distance,
-                position_check_seconds=own.receiving.position_check_seconds,
-            ),
-            max_tcp_connections=own.direct_tcp.max_connections,
-            allowed_hosts=tuple(own.http.allowed_hosts),
-            max_http_connections=own.http.max_connections,
-            backlog=BacklogOptions(
-                own.extension.backlog_rows, own.extension.backlog_bytes
-            )
-            if own.extension.enabled
-            else None,
-            log_level=own.log_level,
-            tracing=own.tracing,
-            warnings=tuple(sanity.readable_secrets(self._merged)),
+            warnings=tuple(sanity.readable_secrets(merged)),
+            **{k: own[k] for k in own if k not in ("tls", "tcp_connect")},
         )
-        if own.tracing is not None and not _can_export():
-            self._problem(
-                (OWN_SECTION, "tracing"),
-                "the exporter for spans is not installed",
-                "install synapse_replication[otlp], or remove this section",
-            )
-        failed = self._merged.failed_keys()
-        if not failed & {OWN_SECTION, "worker_replication_secret"}:
-            self._check_exposure(config)
-        if self._is_worker:
-            self._check_rows_can_be_requested(config)
-        self._check_sanity(config)
+        is_observer = self._purpose == "follow"
+        self._check(
+            config, config.link_findings() if is_observer else config.findings()
+        )
+        self._check_sanity()
         return config
 
-    def _check_exposure(self, config: ProcessConfig) -> None:
-        """Check that no untrusted client can use the listeners for replication."""
-        own = self._shared.synapse_replication
-        if self._purpose == "follow" or own.allow_unprotected_listeners:
-            return
-        listeners = list(self._served)
-        for option, index, problem, hint in config.find_unprotected():
-            path: KeyPath = (OWN_SECTION, "direct_tcp", "listen", index)
-            if option == "listeners":
-                path = (self._listeners_key, listeners[index], "bind_addresses")
-            self._problem(path, problem, hint)
+    def _check(self, config: ProcessConfig, findings: Iterator[Finding]) -> None:
+        """Report findings that do not result from values that are invalid anyway."""
+        listeners, failed = list(self._served), self._merged.failed_keys()
+        for finding in list(findings):
+            name, *inner = finding.option.split(".")
+            at = finding.at
+            if name == "listeners" and at:
+                at = (listeners[int(at[0])], *at[1:])
+            keys = {config.key_of(each).partition(".")[0] for each in finding.needs}
+            key = config.key_of(name).split(".")
+            if not (keys | {key[0]}) & failed:
+                path: KeyPath = (*key, *inner, *at)
+                hint = finding.file_hint or finding.hint
+                self._problem(path, finding.problem, hint)
 
-    def _check_sanity(self, config: ProcessConfig) -> None:
+    def _check_sanity(self) -> None:
         key, listeners = self._listeners_key, self._listeners
         findings = list(sanity.mistyped_keys(self._merged.values))
         if self._purpose != "follow":
-            listen = self._shared.synapse_replication.direct_tcp.listen
+            listen = self._own.get("tcp_listen", ())
             findings += sanity.clashing_listeners(key, listeners, listen)
-        findings += sanity.bad_secret(config.secret)
         for path, problem, hint in findings:
             self._problem(path, problem, hint)
 
@@ -262,7 +322,7 @@ class _Checks:
         if redis is not None:
             return ()
         shared = self._shared
-        descriptions = tuple(shared.synapse_replication.direct_tcp.connect)
+        descriptions: tuple[str, ...] = self._own.get("tcp_connect", ())
         if descriptions or self._purpose == "main":
             return descriptions
         if shared.worker_replication_port is not None:
@@ -278,7 +338,7 @@ class _Checks:
             OWN_SECTION,
             "worker_replication_port",
         }
-        serves = shared.synapse_replication.direct_tcp.listen or any(
+        serves = self._own.get("tcp_listen") or any(
             listener.type == "replication" for listener in shared.worker_listeners
         )
         if not failed and not serves:
@@ -291,63 +351,22 @@ class _Checks:
         return ()
 
     def _tls(self) -> TlsConfig:
-        """Return the files for TLS, and check that they can be used.
+        """Return the files for TLS.
 
         Listeners use Synapse's keys ``tls_certificate_path`` and
         ``tls_private_key_path``, unless ``synapse_replication.tls`` overrides them.
-
-        The files for connecting are always checked. The files of the listeners are
-        checked only if those for connecting are valid and a listener uses TLS.
         """
-        shared, own = self._shared, self._shared.synapse_replication.tls
-        pair: tuple[str | None, str | None] = own.certificate_file, own.private_key_file
+        shared = self._shared
+        own: TlsConfig = self._own.get("tls", TlsConfig())
+        pair: Any = own.certificate_file, own.private_key_file
+        if (pair[0] is None) != (pair[1] is None):
+            self._problem(
+                (OWN_SECTION, "tls"),
+                "a certificate and its private key must be configured together",
+                "write both certificate_file and private_key_file, or neither",
+            )
         if pair == (None, None):
             pair = shared.tls_certificate_path, shared.tls_private_key_path
-        config = TlsConfig(
-            **asdict(own),
-            listener_certificate_file=pair[0],
-            listener_private_key_file=pair[1],
+        return attrs.evolve(
+            own, listener_certificate_file=pair[0], listener_private_key_file=pair[1]
         )
-        try:
-            config.for_connecting("localhost")
-        except (OSError, ValueError) as error:
-            hint = "name PEM files that can be read"
-            self._problem((OWN_SECTION, "tls"), str(error), hint)
-            return config
-        for index, listener in self._served.items():
-            try:
-                if listener.tls:
-                    config.for_listening()
-            except (OSError, ValueError) as error:
-                self._problem(
-                    (self._listeners_key, index, "tls"),
-                    f"this listener cannot use TLS: {error}",
-                    "write tls_certificate_path and tls_private_key_path, or "
-                    f"{OWN_SECTION}.tls.certificate_file and private_key_file",
-                )
-        return config
-
-    def _check_rows_can_be_requested(self, config: ProcessConfig) -> None:
-        in_memory = [
-            name
-            for name, stream in config.declared.items()
-            if stream.description.held_in_memory and config.writes(name)
-        ]
-        failed = "worker_listeners" in self._merged.failed_keys()
-        serves = any("replication" in each.resources for each in config.listeners)
-        if in_memory and not (failed or serves):
-            self._problem(
-                ("worker_listeners",),
-                f"this worker writes to {', '.join(in_memory)}, but has no replication "
-                "listener from which readers can request these rows",
-                "add `- {type: http, port: ..., resources: [{names: [replication]}]}`, "
-                "with the same port as in instance_map",
-            )
-
-
-def _can_export() -> bool:
-    """Return whether the extra ``otlp`` is installed."""
-    try:
-        return importlib.util.find_spec(EXPORTER) is not None
-    except ModuleNotFoundError:
-        return False

@@ -7,10 +7,10 @@ subclass.
 
 from __future__ import annotations
 
+import importlib.util
 import ipaddress
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import attrs
 
@@ -23,14 +23,15 @@ from synapse_replication.config.listener_safety import (
     why_unguarded,
     why_unprotected,
 )
-from synapse_replication.config.own_section import TracingSection
-from synapse_replication.config.yaml_files import hint_for
+from synapse_replication.config.models import SERVER_NAME
+from synapse_replication.config.sanity import find_bad_secret
+from synapse_replication.config.shared_options import SharedOptions
+from synapse_replication.config.yaml_files import KeyPath, dotted, hint_for
 from synapse_replication.errors import ConfigError, ConfigProblem
-from synapse_replication.handlers.receiving.context import ReceiverOptions
 from synapse_replication.http.location import InstanceLocation
+from synapse_replication.options import find_invalid, option
 from synapse_replication.redis.options import RedisOptions
 from synapse_replication.storage.id_streams import IdStream, id_stream_of
-from synapse_replication.streams.backlog import BacklogOptions
 from synapse_replication.streams.memory import InMemory
 from synapse_replication.streams.standard.registry import (
     MAIN_INSTANCE,
@@ -44,11 +45,33 @@ from synapse_replication.wire.pending_lines import PendingLimit
 #: A stream's declaration.
 DeclaredStream: TypeAlias = StandardStream | TableStream | InMemory
 
-#: An option, what is wrong with it, and the hint.
-_Finding: TypeAlias = tuple[str, str, str]
 _Types: TypeAlias = type | tuple[type, ...]
 
 _DATABASE_HINT = 'pass libpq\'s parameters, for instance {"dbname": "shop"}'
+
+
+#: A module that exists if the extra ``otlp`` is installed.
+EXPORTER: Final = "opentelemetry.exporter.otlp.proto.http"
+
+
+@attrs.frozen
+class Finding:
+    """A reason why options cannot be used.
+
+    :ivar option: the attribute, with those of groups: ``receiving.max_batch_rows``.
+    :ivar problem: what is wrong.
+    :ivar hint: what to do in Python.
+    :ivar file_hint: what to do in the files, if it differs.
+    :ivar at: the path within the value of the option.
+    :ivar needs: other options that the finding depends on.
+    """
+
+    option: str
+    problem: str
+    hint: str
+    file_hint: str = ""
+    at: KeyPath = ()
+    needs: tuple[str, ...] = ()
 
 
 def _to_names(value: Iterable[str] | str) -> tuple[str, ...]:
@@ -98,14 +121,15 @@ def _to_database(value: Any) -> DatabaseConfig | None:
 
 
 @attrs.frozen(kw_only=True)
-class ReplicationOptions:
+class ReplicationOptions(SharedOptions):
     """The options of one process.
 
     :ivar server_name: the name of the deployment, which is also the name of its main
         Redis channel. All instances of a deployment have the same.
     :ivar instance_name: the name of this process, which no other has; ``master`` for
         the main process of a homeserver.
-    :ivar streams: standard streams (by name) and declared ones.
+    :ivar streams: the streams that are replicated: names of standard streams, and
+        declarations of your own tables. By default, all standard streams.
     :ivar writers: replaces the declared writers of streams, by the stream's name.
         After the creation, it has the writers of every stream: none for a stream that
         every instance may write. By default, ``master`` writes a standard stream.
@@ -117,16 +141,15 @@ class ReplicationOptions:
         rows of this writer from the beginning, and rows that this process wrote before
         its start, too. By default, it receives the rows of others that are written from
         now on. Rows of streams held in memory always arrive from the beginning.
-    :ivar writer_lock: whether a process that writes streams in PostgreSQL holds an
-        advisory lock there, so that a second one with its name waits for ten seconds
-        and refuses to start.
     :ivar redis: ``None`` if Redis is not used.
-    :ivar tcp_connect: the endpoint descriptions of the direct TCP listeners to which
-        this process connects; empty if Redis is used. A listener sends only the rows
-        that its own process writes, so there must be one for each process whose rows
-        this process needs.
+    :ivar tcp_connect: the endpoint descriptions, in Twisted's syntax, of the direct TCP
+        listeners to which this process connects, for instance
+        ``tls:main.example.com:9092``; empty if Redis is used. A listener sends only the
+        rows that its own process writes, so there must be one for each process whose
+        rows this process needs.
     :ivar tcp_listen: endpoint descriptions on which to serve direct TCP, in addition to
-        the direct TCP listeners in ``listeners``.
+        the direct TCP listeners in ``listeners``; for instance
+        ``ssl:9092:privateKey=key.pem:certKey=crt.pem``.
     :ivar instances: the address at which each instance serves HTTP replication. Needed
         for the writers of streams held in memory; for other writers, it lets readers
         fetch missed rows without the database.
@@ -140,55 +163,95 @@ class ReplicationOptions:
         ``federation``; by default, all that send it.
     :ivar stores_user_ips: whether this process stores client IPs.
     :ivar tls: the files for TLS between instances.
-    :ivar backlog: the limits of the backlog of each stream; ``None`` if this process
-        does not use the extension.
-    :ivar receiving: the limits of the data and positions that are accepted from peers.
     :ivar tcp_limit: the most pending data for a direct TCP peer that does not read.
-    :ivar max_tcp_connections: the most open connections of all direct TCP listeners
-        together.
-    :ivar allowed_hosts: host names for which HTTP listeners answer requests, in
-        addition to ``localhost``, the name of this machine, each listener's own
-        addresses, the hosts of ``instances``, and all IP addresses.
-    :ivar max_http_connections: the most open connections of one HTTP listener.
+    :ivar max_tcp_connections: the most connections of all direct TCP listeners together
+        that are open at a time.
+    :ivar allowed_hosts: host names by which clients reach the HTTP listeners, in
+        addition to ``localhost``, the name of the machine, the listeners' own addresses
+        and the hosts of ``instance_map``. IP addresses are always accepted.
+    :ivar max_http_connections: the most connections of one HTTP listener that are open
+        at a time.
     :ivar torture_level: the longest random delay of each stream in ms, to find races
         in its readers; 0 for none.
-    :ivar tracing: the collector that receives spans; ``None`` for none.
     :raises ConfigError: if a value is not of the type that its option needs.
     """
 
-    server_name: str
-    instance_name: str
-    streams: tuple[str | TableStream | InMemory, ...] = attrs.field(
-        converter=_to_streams
+    server_name: str = attrs.field(metadata=SERVER_NAME)
+    instance_name: str = attrs.field(
+        metadata=option("worker_name", pattern=r"\S+", hint="write one word")
     )
-    writers: Mapping[str, Sequence[str]] = attrs.field(factory=dict)
-    database: DatabaseConfig | None = attrs.field(default=None, converter=_to_database)
+    streams: tuple[str | TableStream | InMemory, ...] = attrs.field(
+        default=tuple(STANDARD_STREAMS),
+        converter=_to_streams,
+        metadata=option("synapse_replication.streams"),
+    )
+    writers: Mapping[str, Sequence[str]] = attrs.field(
+        factory=dict, metadata=option("stream_writers")
+    )
+    database: DatabaseConfig | None = attrs.field(
+        default=None, converter=_to_database, metadata=option("database")
+    )
     creates_tables: bool = True
-    fill_sink: bool = False
-    writer_lock: bool = True
-    redis: RedisOptions | None = None
-    tcp_connect: tuple[str, ...] = attrs.field(default=(), converter=_to_names)
-    tcp_listen: tuple[str, ...] = attrs.field(default=(), converter=_to_names)
+    fill_sink: bool = attrs.field(
+        default=False, metadata=option("synapse_replication.fill_sink")
+    )
+    redis: RedisOptions | None = attrs.field(default=None, metadata=option("redis"))
+    tcp_connect: tuple[str, ...] = attrs.field(
+        default=(),
+        converter=_to_names,
+        metadata=option("synapse_replication.direct_tcp.connect"),
+    )
+    tcp_listen: tuple[str, ...] = attrs.field(
+        default=(),
+        converter=_to_names,
+        metadata=option("synapse_replication.direct_tcp.listen"),
+    )
     instances: Mapping[str, InstanceLocation] = attrs.field(
-        factory=dict, converter=_to_instances
+        factory=dict, converter=_to_instances, metadata=option("instance_map")
     )
     listeners: tuple[Listener, ...] = attrs.field(
         default=attrs.Factory(lambda self: self._own_listeners(), takes_self=True),
         converter=_to_listeners,
+        metadata=option("listeners"),
     )
-    secret: str | None = attrs.field(default=None, repr=False)
-    allow_unprotected_listeners: bool = False
-    federation_senders: tuple[str, ...] = ()
-    stores_user_ips: bool = False
-    tls: TlsConfig = attrs.field(factory=TlsConfig, converter=_to_tls)
-    backlog: BacklogOptions | None = attrs.field(factory=BacklogOptions)
-    receiving: ReceiverOptions = attrs.field(factory=ReceiverOptions)
-    tcp_limit: PendingLimit = attrs.field(factory=PendingLimit)
-    max_tcp_connections: int = 500
-    allowed_hosts: tuple[str, ...] = attrs.field(default=(), converter=_to_names)
-    max_http_connections: int = 500
-    torture_level: int = 0
-    tracing: TracingSection | None = None
+    secret: str | None = attrs.field(
+        default=None,
+        repr=False,
+        metadata=option("worker_replication_secret", is_secret=True),
+    )
+    allow_unprotected_listeners: bool = attrs.field(
+        default=False,
+        metadata=option("synapse_replication.allow_unprotected_listeners"),
+    )
+    federation_senders: tuple[str, ...] = attrs.field(
+        default=(), metadata=option("federation_sender_instances")
+    )
+    stores_user_ips: bool = attrs.field(
+        default=False, metadata=option("run_background_tasks_on")
+    )
+    tls: TlsConfig = attrs.field(
+        factory=TlsConfig, converter=_to_tls, metadata=option("synapse_replication.tls")
+    )
+    tcp_limit: PendingLimit = attrs.field(
+        factory=PendingLimit, metadata=option("synapse_replication.direct_tcp")
+    )
+    max_tcp_connections: int = attrs.field(
+        default=500,
+        metadata=option("synapse_replication.direct_tcp.max_connections", minimum=10),
+    )
+    allowed_hosts: tuple[str, ...] = attrs.field(
+        default=(),
+        converter=_to_names,
+        metadata=option("synapse_replication.http.allowed_hosts"),
+    )
+    max_http_connections: int = attrs.field(
+        default=500,
+        metadata=option("synapse_replication.http.max_connections", minimum=10),
+    )
+    torture_level: int = attrs.field(
+        default=0,
+        metadata=option("replication_torture_level", minimum=0, maximum=60_000),
+    )
 
     def __attrs_post_init__(self) -> None:
         writers = {
@@ -283,21 +346,31 @@ class ReplicationOptions:
 
     def find_problems(self) -> list[ConfigProblem]:
         """Return the reasons why the options cannot be used."""
-        findings = [
-            *self._find_bad_names(),
-            *self._find_missing(),
-            *self._find_unusable(),
+        return [
+            self.problem(dotted((each.option, *each.at)), each.problem, each.hint)
+            for each in self.findings()
         ]
-        if not self.allow_unprotected_listeners:
-            findings += [(each[0], *each[2:]) for each in self.find_unprotected()]
-        return [self.problem(*finding) for finding in findings]
 
-    def _find_bad_names(self) -> Iterator[_Finding]:
-        if not re.fullmatch(r"[^\s/]+", self.server_name):
-            hint = "write one word without slashes, for instance shop.example.com"
-            yield "server_name", f"is {self.server_name!r}", hint
-        if not re.fullmatch(r"\S+", self.instance_name):
-            yield "instance_name", f"is {self.instance_name!r}", "write one word"
+    def findings(self) -> Iterator[Finding]:
+        """Yield the reasons why the options cannot be used.
+
+        The options of the files and those of Python are checked here, and only here;
+        what only files can have wrong, for instance a misspelt key, is checked where
+        they are read.
+        """
+        for attributes, error in find_invalid(self):
+            yield Finding(".".join(attributes), error.problem, error.hint)
+        yield from self._find_bad_streams()
+        yield from self._find_missing()
+        yield from self._find_unusable()
+        if not self.allow_unprotected_listeners:
+            yield from self._find_unprotected()
+
+    def link_findings(self) -> Iterator[Finding]:
+        """Yield the findings that concern a process that only observes."""
+        yield from self._find_unusable()
+
+    def _find_bad_streams(self) -> Iterator[Finding]:
         names = [
             stream if isinstance(stream, str) else stream.name
             for stream in self.streams
@@ -305,72 +378,129 @@ class ReplicationOptions:
         for stream in self.streams:
             if isinstance(stream, str) and stream not in STANDARD_STREAMS:
                 hint = hint_for(stream, STANDARD_STREAMS, "pass its declaration")
-                yield "streams", f"{stream!r} is not a standard stream", hint
+                yield Finding("streams", f"{stream!r} is not a standard stream", hint)
         for name in sorted({name for name in names if names.count(name) > 1}):
-            yield "streams", f"{name} is there twice", "rename or remove one of the two"
+            hint = "rename or remove one of the two"
+            yield Finding("streams", f"{name} is there twice", hint)
         for name in self.writers.keys() - set(names):
-            yield "writers", f"there is no stream {name}", f"write one of {names}"
+            hint = f"write one of {names}"
+            yield Finding("writers", f"there is no stream {name}", hint)
 
-    def _find_missing(self) -> Iterator[_Finding]:
-        me, stored = self.instance_name, list(self.stored)
+    def _find_missing(self) -> Iterator[Finding]:
+        stored = list(self.stored)
         if stored and self.database is None:
             problem = f"is missing, but {stored[0]} is stored in it"
-            yield "database", problem, _DATABASE_HINT
+            yield Finding("database", problem, _DATABASE_HINT, needs=("streams",))
         others = {
             (name, writer)
             for name, writers in self.writers.items()
             for writer in writers
-            if writer != me
+            if writer != self.instance_name
         }
         if others and not self.has_links:
             name, writer = min(others)
-            yield (
+            yield Finding(
                 "redis",
                 f"there is no link to {writer}, which writes {name}",
                 "pass redis, or tcp_connect and tcp_listen",
+                "write `redis: {enabled: true}` with its host and port, or, for direct "
+                "TCP, a listener of type replication",
+                needs=("writers", "tcp_connect", "listeners", "instance_name"),
             )
         if self.redis is not None and self.tcp_connect:
-            hint = "remove one of the two"
-            yield "tcp_connect", "is set beside redis: rows would arrive twice", hint
+            problem = "is set beside redis: rows would arrive twice"
+            yield Finding("tcp_connect", problem, "remove one of the two")
+        yield from self._find_missing_sources()
+
+    @property
+    def _must_serve_rows(self) -> bool:
+        """Whether other processes may request rows from this one."""
+        return self.has_links
+
+    def _find_missing_sources(self) -> Iterator[Finding]:
+        """Find writers from which the rows of streams in memory cannot be requested."""
+        me = self.instance_name
+        in_memory = [name for name in self.declared if name not in self.stored]
+        mine = [name for name in in_memory if self.writes(name)]
         serves = any("replication" in each.resources for each in self.listeners)
-        for name in self.declared.keys() - set(stored):
-            if me in self.writers[name] and self.has_links and not serves:
-                yield (
-                    "listeners",
-                    f"this instance writes {name}, which is held in memory, but has no "
-                    "listener from which readers can request its rows",
-                    f"add {me} to instances, or a Listener",
-                )
+        if mine and self._must_serve_rows and not serves:
+            yield Finding(
+                "listeners",
+                f"this process writes {', '.join(mine)}, held in memory, but has no "
+                "replication listener from which readers can request these rows",
+                f"add {me} to instances, or a Listener",
+                "add `- {type: http, port: ..., resources: [{names: [replication]}]}`, "
+                "with the same port as in instance_map",
+                needs=("writers", "instance_name"),
+            )
+        missing: dict[str, str] = {}
+        for name in in_memory:
             for writer in self.writers[name]:
                 if writer != me and writer not in self.instances:
-                    yield (
-                        "instances",
-                        f"{writer} writes {name}, which is held in its memory, but its "
-                        "address is missing",
-                        f"add {writer!r}: InstanceLocation(host, port)",
-                    )
+                    missing.setdefault(writer, name)
+        for writer, name in missing.items():
+            yield Finding(
+                "instances",
+                f"{writer} writes {name}, which is held in its memory, but its address "
+                "is missing",
+                f"add {writer!r}: InstanceLocation(host, port)",
+                self._missing_instance_hint(writer),
+                needs=("writers", "instance_name"),
+            )
 
-    def _find_unusable(self) -> Iterator[_Finding]:
+    def _missing_instance_hint(self, name: str) -> str:
+        """Return what to write in the files for an instance without address."""
+        key = "main" if name == MAIN_INSTANCE else name
+        return (
+            f"write `instance_map: {{{key}: {{host: ..., port: ...}}}}` with the "
+            "address of its replication listener"
+        )
+
+    def _find_unusable(self) -> Iterator[Finding]:
         redis: object = self.redis
         if redis is not None and not isinstance(redis, RedisOptions):
             hint = "pass RedisOptions(host=..., port=...)"
-            yield "redis", f"is {type(redis).__name__}", hint
+            yield Finding("redis", f"is {type(redis).__name__}", hint)
         if self.database is not None:
             why = conninfo_problem(self.database.conninfo)
             if why is not None:
-                yield "database", why, _DATABASE_HINT
+                yield Finding("database", why, _DATABASE_HINT)
+        if self.secret is not None and (why := find_bad_secret(self.secret)):
+            hint = "write a long random secret, for instance the output of pwgen -s 32"
+            yield Finding("secret", why, hint)
+        if self.tracing is not None and not _can_export():
+            yield Finding(
+                "tracing",
+                "the exporter for spans is not installed",
+                "install synapse_replication[otlp], or do not set it",
+                "install synapse_replication[otlp], or remove this section",
+            )
+        yield from self._find_unusable_tls()
+
+    def _find_unusable_tls(self) -> Iterator[Finding]:
+        hint = "pass a TlsConfig with PEM files that can be read"
         try:
             self.tls.for_connecting("localhost")
-            if any(listener.tls for listener in self.listeners):
-                self.tls.for_listening()
         except (OSError, ValueError) as error:
-            yield "tls", str(error), "pass a TlsConfig with PEM files that can be read"
+            yield Finding("tls", str(error), hint, "name PEM files that can be read")
+            return
+        for index, listener in enumerate(self.listeners):
+            try:
+                if listener.tls:
+                    self.tls.for_listening()
+            except (OSError, ValueError) as error:
+                yield Finding(
+                    "listeners",
+                    f"this listener cannot use TLS: {error}",
+                    hint,
+                    "write tls_certificate_path and tls_private_key_path, or "
+                    "synapse_replication.tls.certificate_file and private_key_file",
+                    at=(index, "tls"),
+                    needs=("tls",),
+                )
 
-    def find_unprotected(self) -> Iterator[tuple[str, int, str, str]]:
-        """Find the listeners that any client on another machine may use.
-
-        :return: an option, an index in its value, what is wrong with it, and the hint.
-        """
+    def _find_unprotected(self) -> Iterator[Finding]:
+        """Find the listeners that any client on another machine may use."""
         for index, listener in enumerate(self.listeners):
             why = why_unprotected(
                 listener,
@@ -378,13 +508,22 @@ class ReplicationOptions:
                 verifies_clients=self.tls.client_ca_file is not None,
             )
             if why is not None:
-                yield ("listeners", index, *why)
+                at = (index, "bind_addresses")
+                yield Finding("listeners", *why, at=at, needs=("secret", "tls"))
         for index, description in enumerate(self.tcp_listen):
             if (why := why_unguarded(description)) is not None:
-                yield ("tcp_listen", index, *why)
+                yield Finding("tcp_listen", *why, at=(index,))
 
 
 def _default_writers(stream: DeclaredStream) -> tuple[str, ...]:
     if not isinstance(stream, StandardStream):
         return stream.writers
     return () if stream.any_instance_writes else (MAIN_INSTANCE,)
+
+
+def _can_export() -> bool:
+    """Return whether the extra ``otlp`` is installed."""
+    try:
+        return importlib.util.find_spec(EXPORTER) is not None
+    except ModuleNotFoundError:
+        return False

@@ -13,8 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import attrs
+
 from synapse_replication.config import listener_safety, models
-from synapse_replication.config.sections import Section
 from synapse_replication.config.yaml_files import (
     OWN_SECTION,
     KeyPath,
@@ -22,6 +23,7 @@ from synapse_replication.config.yaml_files import (
     did_you_mean,
 )
 from synapse_replication.errors import ConfigProblem
+from synapse_replication.http.location import InstanceLocation
 
 #: A problem: the key's path, what is wrong, and the hint.
 Finding = tuple[KeyPath, str, str]
@@ -58,15 +60,15 @@ def mistyped_keys(values: Mapping[str, Any]) -> Iterator[Finding]:
     Synapse, or a later version of it, may use them. Some keys that Synapse is known to
     use are ignored even if they resemble a known key.
     """
-    sections: list[tuple[KeyPath, Any, type[Section]]] = [
-        ((), values, models.SharedFile),
+    sections: list[tuple[KeyPath, Any, type[Any]]] = [
+        ((), values, models.SynapseFile),
         (("redis",), values.get("redis"), models.RedisSection),
         (("database",), values.get("database"), models.DatabaseSection),
     ]
     instances = values.get("instance_map")
     if isinstance(instances, dict):
         sections += [
-            (("instance_map", name), section, models.InstanceSection)
+            (("instance_map", name), section, InstanceLocation)
             for name, section in instances.items()
         ]
     for key in ("listeners", "worker_listeners"):
@@ -80,7 +82,9 @@ def mistyped_keys(values: Mapping[str, Any]) -> Iterator[Finding]:
         if not isinstance(section, Mapping):
             continue
         likeness = 0.7 if path else _TOP_LEVEL_LIKENESS
-        known = set(model.__struct_fields__)
+        known = {attribute.name for attribute in attrs.fields(model)}
+        if not path:
+            known.add(OWN_SECTION)
         for key in section:
             candidates = known - set(section) if path else known
             meant = did_you_mean(str(key), candidates, likeness)
@@ -138,20 +142,16 @@ def _covers(address: str, other: str) -> bool:
     return address == ("::" if is_ipv6 else "0.0.0.0") or not address
 
 
-def bad_secret(secret: str | None) -> Iterator[Finding]:
-    """Find why the replication secret is unusable, if it is configured."""
-    if secret is None:
-        return
-    path = ("worker_replication_secret",)
-    hint = "write a long random secret, for instance the output of pwgen -s 32"
+def find_bad_secret(secret: str) -> str | None:
+    """Return why a replication secret is unusable; ``None`` if it is usable."""
     if any(not character.isprintable() for character in secret):
-        yield path, "it contains a line break or another control character", hint
-    elif len(secret.strip()) < MIN_SECRET:
-        problem = (
+        return "it contains a line break or another control character"
+    if len(secret.strip()) < MIN_SECRET:
+        return (
             f"it has fewer than {MIN_SECRET} characters, not counting spaces at its "
             "ends, and is easily guessed"
         )
-        yield path, problem, hint
+    return None
 
 
 def readable_secrets(merged: MergedFiles) -> Iterator[ConfigProblem]:

@@ -16,8 +16,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import attrs
 import yaml
-from msgspec import Struct, field
 from yaml.reader import ReaderError
 
 from synapse_replication.errors import ConfigError, ConfigProblem
@@ -69,7 +69,8 @@ def hint_for(word: str, known: Collection[str], otherwise: str = "") -> str:
     return otherwise or f"write one of {', '.join(known)}"
 
 
-class MergedFiles(Struct, frozen=True):
+@attrs.frozen
+class MergedFiles:
     """The merged content of the files.
 
     :ivar files: the given files, and those of the given folders, in order; also files
@@ -83,7 +84,7 @@ class MergedFiles(Struct, frozen=True):
     files: Sequence[str]
     values: Mapping[str, Any]
     locations: Mapping[KeyPath, tuple[str, int]]
-    problems: list[ConfigProblem] = field(default_factory=list)
+    problems: list[ConfigProblem] = attrs.field(factory=list)
 
     def report(self, path: KeyPath, problem: str, hint: str) -> None:
         """Report a problem with the value at ``path``."""
@@ -257,7 +258,7 @@ def _record_lines(node: yaml.Node, path: KeyPath, lines: dict[KeyPath, int]) -> 
             _record_lines(value, item, lines)
 
 
-def read_secret(section: Struct, key: KeyPath, merged: MergedFiles) -> str | None:
+def read_secret(section: Any, key: KeyPath, merged: MergedFiles) -> str | None:
     """Return a secret from its key, or from the file that ``<key>_path`` names.
 
     White space around the content of the file is removed.

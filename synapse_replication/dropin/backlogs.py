@@ -97,8 +97,7 @@ def make_backlog(hs: Any) -> Backlog | None:
     """
     if not (_is_in_use() and _serves_replication(hs)):
         return None
-    settings = own_settings()
-    backlog = Backlog(BacklogOptions(settings.backlog_rows, settings.backlog_bytes))
+    backlog = Backlog(own_settings().backlog or BacklogOptions())
     monitoring_of(hs).metrics.watch_backlog(backlog)
     return backlog
 
@@ -107,7 +106,9 @@ def _is_in_use() -> bool:
     """Return whether the extension is used, and the host's resource is replaced."""
     module = importlib.import_module("synapse.replication.http")
     resource = module.ReplicationRestResource
-    return own_settings().extension and getattr(resource, "answers_for_backlog", False)
+    return own_settings().backlog is not None and getattr(
+        resource, "answers_for_backlog", False
+    )
 
 
 def _serves_replication(hs: Any) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import attrs
 from twisted.internet.defer import Deferred, DeferredList, TimeoutError
 
 from synapse_replication.dropin.backlogs import make_backlog, make_partial_resync
@@ -24,7 +25,6 @@ from synapse_replication.handlers.extension.extension import (
     FEW_PEERS,
     ReplicationExtension,
 )
-from synapse_replication.handlers.receiving.context import ReceiverOptions
 from synapse_replication.handlers.sending.streamer import ReplicationStreamer
 from synapse_replication.redis.subscriber import RedisSubscriber
 from synapse_replication.storage import stored_positions
@@ -74,16 +74,13 @@ class DropInCommandHandler(handler.ReplicationCommandHandler):
                 # Without Redis, Synapse is a single process.
                 expects_links=has_links,
                 partial=partial_resync,
-                receiver=ReceiverOptions(
-                    plausible_distance=settings.plausible_distance,
-                    position_check_seconds=(
-                        settings.position_check_seconds if has_links else 0
-                    ),
-                ),
+                receiver=settings.receiving
+                if has_links
+                else attrs.evolve(settings.receiving, position_check_seconds=0),
             ),
         )
         self.extension: ReplicationExtension | None = None
-        if settings.extension:
+        if settings.backlog is not None:
             self.extension = ReplicationExtension(
                 self, epochs, self.backlog, where=process_label()
             )
@@ -148,7 +145,7 @@ class DropInCommandHandler(handler.ReplicationCommandHandler):
             streams,
             {name: declared_writers(worker, name) for name in streams},
             instances_of(worker.instance_map),
-            interval=own_settings().position_check_seconds,
+            interval=own_settings().receiving.position_check_seconds,
         )
 
     def _stop_without_waiting(self, factories: Sequence[Any], trigger: Any) -> None:

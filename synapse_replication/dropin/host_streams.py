@@ -300,7 +300,7 @@ class HostStreams:
         classes = importlib.import_module("synapse.replication.tcp.streams").STREAMS_MAP
         instance_name = hs.get_instance_name()
         trusts_ids = ids_are_ours()
-        distance = own_settings().plausible_distance
+        distance = own_settings().receiving.plausible_distance
         self._streams = {
             name: HostStream(
                 cls(hs),

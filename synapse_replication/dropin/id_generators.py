@@ -192,7 +192,7 @@ class DropInIdGenerator(id_generators.MultiWriterIdGenerator):
             tables=tuple(IdColumn(table, id_, writer) for table, writer, id_ in tables),
             writers=tuple(writers),
             negative=not positive,
-            plausible_distance=own_settings().plausible_distance,
+            plausible_distance=own_settings().receiving.plausible_distance,
         )
         database = HostDatabase(db, server_name)
         if database.is_postgres:

@@ -47,6 +47,7 @@ from synapse_replication.instrumentation.status.observer import StatusObserver
 if TYPE_CHECKING:
     from synapse_replication.app.supervision import SystemdNotifier
     from synapse_replication.app.tracing_export import SpanExport
+    from synapse_replication.config.shared_options import TracingOptions
 
 #: Streams that are announced only if other instances send to remote servers.
 _NOT_EXPECTED = frozenset({"federation"})
@@ -76,7 +77,7 @@ class Monitoring(ProcessObservers):
         self._reactor = hs.get_reactor()
         # A failure in Twisted's log would be a failure of the test in a test runner.
         self._logger = Logger(_LOG_NAME, observer=STDLibLogObserver(_LOG_NAME))
-        endpoint = own_settings().tracing_endpoint
+        tracing = own_settings().tracing
         super().__init__(
             server_name,
             HostClock(hs.get_clock(), self._reactor),
@@ -88,7 +89,7 @@ class Monitoring(ProcessObservers):
             ),
             metrics,
             self._logger,
-            _export_spans(endpoint, server_name, instance_name) if endpoint else None,
+            _export_spans(tracing, server_name, instance_name) if tracing else None,
         )
         self._systemd: SystemdNotifier | None = None
 
@@ -178,12 +179,13 @@ def _links_are_ours() -> bool:
     return getattr(factory, "__module__", "").startswith("synapse_replication.")
 
 
-def _export_spans(endpoint: str, server_name: str, instance_name: str) -> SpanExport:
+def _export_spans(
+    tracing: TracingOptions, server_name: str, instance_name: str
+) -> SpanExport:
     # Importing OpenTelemetry takes time and memory, and most hosts export no spans.
     from synapse_replication.app.tracing_export import SpanExport
-    from synapse_replication.config.own_section import TracingSection
 
-    return SpanExport(TracingSection(endpoint=endpoint), server_name, instance_name)
+    return SpanExport(tracing, server_name, instance_name)
 
 
 def monitoring_of(hs: Any) -> Monitoring:

@@ -2,19 +2,42 @@
 
 from __future__ import annotations
 
-from msgspec import Struct
+from typing import Final
+
+import attrs
+
+from synapse_replication.options import InvalidValueError, option
+
+#: The metadata of an option that is a port number.
+PORT: Final = option(
+    minimum=1, maximum=65535, hint="write a port number from 1 to 65535"
+)
 
 
-class InstanceLocation(Struct, frozen=True):
+@attrs.frozen
+class InstanceLocation:
     """The address at which an instance serves HTTP replication.
 
-    :ivar host: host name or IP address; ``None`` for a Unix socket.
-    :ivar port: port; ``None`` for a Unix socket.
-    :ivar tls: whether to connect over TLS.
-    :ivar path: path of a Unix socket; ``None`` if host and port are set.
+    :ivar host: host of the instance: a name, or an IP address.
+    :ivar port: port of its HTTP listener for ``replication``.
+    :ivar tls: connect with TLS.
+    :ivar path: Unix socket, instead of ``host`` and ``port``.
+    :raises InvalidValueError: if it has no address, or two.
     """
 
     host: str | None = None
-    port: int | None = None
+    port: int | None = attrs.field(default=None, metadata=PORT)
     tls: bool = False
     path: str | None = None
+
+    def __attrs_post_init__(self) -> None:
+        if self.path is None and (self.host is None or self.port is None):
+            raise InvalidValueError(
+                "the address of the process is missing",
+                "write host and port, or path (of a Unix socket)",
+            )
+        if self.path is not None and (self.host or self.port):
+            raise InvalidValueError(
+                "it has both a path and a host or port",
+                "write either path, or host and port",
+            )

@@ -16,8 +16,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 
-from msgspec import Struct
+import attrs
 
+from synapse_replication.options import option
 from synapse_replication.streams.pages import read_page
 from synapse_replication.streams.stream import StreamUpdateResult
 
@@ -25,17 +26,24 @@ from synapse_replication.streams.stream import StreamUpdateResult
 _ROW_OVERHEAD = 80
 
 
-class BacklogOptions(Struct, frozen=True):
+@attrs.frozen
+class BacklogOptions:
     """The bounds of each stream's backlog.
 
-    :ivar max_rows: the most rows; if it is 0, no rows are retained.
-    :ivar max_bytes: the most memory, approximately, in bytes.
+    :ivar max_rows: the most rows that a writer retains of each stream, for readers that
+        missed these rows; 0 for none.
+    :ivar max_bytes: the approximate limit, in bytes, on the memory for the rows that a
+        writer retains of each stream.
     :ivar page_rows: rows per page, which is also bounded by :data:`.PAGE_BYTES`. The
         rows of one token are never split.
     """
 
-    max_rows: int = 10_000
-    max_bytes: int = 4 * 1024 * 1024
+    max_rows: int = attrs.field(
+        default=10_000, metadata=option("backlog_rows", minimum=0)
+    )
+    max_bytes: int = attrs.field(
+        default=4 * 1024 * 1024, metadata=option("backlog_bytes", minimum=0)
+    )
     page_rows: int = 1000
 
 

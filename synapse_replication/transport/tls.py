@@ -19,6 +19,7 @@ from twisted.internet.interfaces import IOpenSSLClientConnectionCreator
 from twisted.logger import Logger
 from zope.interface import implementer
 
+from synapse_replication.options import option
 from synapse_replication.transport.error_text import messages
 
 _log = Logger()
@@ -38,24 +39,34 @@ class TlsConfig:
 
     The file of a certificate also contains its intermediate certificates.
 
-    :ivar ca_file: the authorities that verify the servers to which this process
-        connects; those of the system if ``None``.
-    :ivar certificate_file: the client certificate of this process, if it has one.
-    :ivar private_key_file: the private key of ``certificate_file``; ``None`` if the
-        certificate's file contains it.
+    :ivar ca_file: PEM file, or folder, of the authorities that verify the instances to
+        which this process connects (``instance_map`` with ``tls``, and
+        ``tls:HOST:PORT``); by default, the authorities of the system.
+    :ivar certificate_file: certificate (PEM) that this process presents: to servers
+        that request one, and, if the configuration files set it, at its listeners, in
+        place of ``tls_certificate_path``.
+    :ivar private_key_file: private key (PEM) of ``certificate_file``. In Python,
+        ``None`` if the certificate's file contains it.
     :ivar listener_certificate_file: the server certificate of this process's listeners.
     :ivar listener_private_key_file: the private key of ``listener_certificate_file``;
         ``None`` if the certificate's file contains it.
-    :ivar client_ca_file: the authorities that verify clients of the listeners; ``None``
-        if clients need no certificate.
+    :ivar client_ca_file: PEM file, or folder, of authorities. If set, listeners with
+        ``tls`` accept only clients whose certificate one of these authorities has
+        issued.
     """
 
-    ca_file: Path | None = attrs.field(default=None, converter=_path)
-    certificate_file: Path | None = attrs.field(default=None, converter=_path)
-    private_key_file: Path | None = attrs.field(default=None, converter=_path)
+    ca_file: Path | None = attrs.field(default=None, converter=_path, metadata=option())
+    certificate_file: Path | None = attrs.field(
+        default=None, converter=_path, metadata=option()
+    )
+    private_key_file: Path | None = attrs.field(
+        default=None, converter=_path, metadata=option()
+    )
     listener_certificate_file: Path | None = attrs.field(default=None, converter=_path)
     listener_private_key_file: Path | None = attrs.field(default=None, converter=_path)
-    client_ca_file: Path | None = attrs.field(default=None, converter=_path)
+    client_ca_file: Path | None = attrs.field(
+        default=None, converter=_path, metadata=option()
+    )
 
     def for_connecting(self, hostname: str) -> Any:
         """Return a connection creator for TLS that verifies a host's certificate.

@@ -5,21 +5,32 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
-from msgspec import Struct
+import attrs
+
+from synapse_replication.options import option
 
 #: The approximate size of one write, in bytes.
 WRITE_SIZE: Final = 65536
 
 
-class PendingLimit(Struct, frozen=True):
+@attrs.frozen
+class PendingLimit:
     """Limit of the lines that are buffered for a peer that reads too slowly.
 
-    :ivar lines: the largest number of lines.
-    :ivar bytes: their largest total size in bytes, line ends included.
+    :ivar lines: the most commands queued for a peer that reads too slowly; if there are
+        more, the connection is closed.
+    :ivar bytes: the most bytes queued for a peer that reads too slowly, line ends
+        included; if there are more, the connection is closed.
     """
 
-    lines: int = 10_000
-    bytes: int = 16 * 1024 * 1024
+    lines: int = attrs.field(
+        default=10_000, metadata=option("max_pending_commands", minimum=100)
+    )
+    # The minimum suffices for four lines of the maximum length.
+    bytes: int = attrs.field(
+        default=16 * 1024 * 1024,
+        metadata=option("max_pending_bytes", minimum=64 * 1024),
+    )
 
 
 class PendingLines:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import attrs
 
 from synapse_replication.config.listener_safety import Listener
-from synapse_replication.config.models import InstanceSection
 from synapse_replication.handlers.receiving.context import ReceiverOptions
+from synapse_replication.http.location import InstanceLocation
 from synapse_replication.redis.options import RedisOptions
 from synapse_replication.streams.backlog import BacklogOptions
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS
@@ -78,7 +78,7 @@ class LoadConfigTests(LoadConfigTestCase):
         """Instances are listed under their writers' names; main is listed as master."""
         instances = self.load(HOMESERVER).instances
         self.assertEqual(
-            instances["master"], InstanceSection("localhost", 9093, False, None)
+            instances["master"], InstanceLocation("localhost", 9093, False, None)
         )
         self.assertEqual(instances["persister1"].path, "/run/persister1.sock")
         self.assertTrue(instances["persister2"].tls)
@@ -90,7 +90,8 @@ class LoadConfigTests(LoadConfigTestCase):
         self.assertTrue(self.load(HOMESERVER, WORKER, extra).stores_user_ips)
         self.assertFalse(self.load(HOMESERVER, extra).stores_user_ips)
         # Over direct TCP, only the main process receives them.
-        extra += "redis: {enabled: false}\n"
+        extra += "redis: {enabled: false}\nlisteners: [{type: replication, port: 9092, "
+        extra += "bind_address: 127.0.0.1}]\n"
         self.assertTrue(self.load(HOMESERVER, extra).stores_user_ips)
 
     def test_pending_limit(self) -> None:

@@ -194,7 +194,7 @@ synapse_replication:
         it.
         """
         (invalid,) = self.problems_of(HOMESERVER, WORKER, "worker_listeners: []\n")
-        self.assertIn("this worker writes to typing, but has no", invalid)
+        self.assertIn("this process writes typing, held in memory, but has no", invalid)
         self.assertIn("resources: [{names: [replication]}]", invalid)
 
     def test_no_link(self) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from synapse_replication.config import process
-from synapse_replication.config.own_section import TracingSection
+from synapse_replication.config import replication_options
 from synapse_replication.config.process import ProcessConfig, load_config
+from synapse_replication.config.shared_options import TracingOptions
 from synapse_replication.errors import ConfigError
 from tests.support.config_files import FilesMixin
 
@@ -31,14 +31,14 @@ class TracingConfigTests(FilesMixin):
         """An endpoint without a path gets the default path; any other path is kept."""
         self.assertEqual(
             self.load(endpoint="http://c.test:4318").tracing,
-            TracingSection(endpoint="http://c.test:4318/v1/traces"),
+            TracingOptions(endpoint="http://c.test:4318/v1/traces"),
         )
         for endpoint in ("https://c.test/otlp?x=1", "http://c.test/v1/traces"):
             config = self.load(endpoint=endpoint)
-            self.assertEqual(config.tracing, TracingSection(endpoint=endpoint))
+            self.assertEqual(config.tracing, TracingOptions(endpoint=endpoint))
         config = self.load(endpoint="http://c.test/")
         self.assertEqual(
-            config.tracing, TracingSection(endpoint="http://c.test/v1/traces")
+            config.tracing, TracingOptions(endpoint="http://c.test/v1/traces")
         )
 
     def test_all(self) -> None:
@@ -80,7 +80,7 @@ class TracingConfigTests(FilesMixin):
     def test_not_installed(self) -> None:
         """If the extra is not installed, the problem says what to install."""
         for name in ("opentelemetry.exporter.nothing", "nothing.of.this"):
-            self.patch(process, "EXPORTER", name)
+            self.patch(replication_options, "EXPORTER", name)
             key, problem, hint = self.problem(endpoint="http://c.test")
             self.assertEqual(key, "synapse_replication.tracing")
             self.assertIn("is not installed", problem)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import attrs
-from msgspec.structs import replace
 
 from synapse_replication.handlers.handler import (
     HandlerOptions,
@@ -90,7 +89,7 @@ def receiving(
     )
     host = RecordingHost(stream, *more)
     options = receiver or ReceiverOptions()
-    options = replace(options, backoff=Backoff(1.0, 8.0, jitter=lambda: 0.0))
+    options = attrs.evolve(options, backoff=Backoff(1.0, 8.0, jitter=lambda: 0.0))
     handler = ReplicationCommandHandler(
         host, observer or host.observer, options=HandlerOptions(receiver=options)
     )

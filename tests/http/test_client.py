@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from msgspec.structs import replace
+import attrs
 from treq.testing import RequestTraversalAgent
 from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
@@ -333,7 +333,7 @@ class HttpCatchUpClientTests(SynchronousTestCase):
     def test_url(self) -> None:
         """Errors show the URL, including that of TLS or of a Unix socket."""
         for location, shown in (
-            (replace(WRITER, tls=True), "https://writer.example:9093/_synapse/"),
+            (attrs.evolve(WRITER, tls=True), "https://writer.example:9093/_synapse/"),
             (InstanceLocation("::1", 80), "http://[::1]/_synapse/"),
             (InstanceLocation(path="/run/w.sock"), "unix:/run/w.sock:/_synapse/"),
         ):

@@ -264,7 +264,7 @@ class Process:
         cluster, host = self.cluster, self.host
         receiver = ReceiverOptions(backoff=Backoff(jitter=cluster.random.random))
         if cluster.has_small_queues:
-            receiver = replace(receiver, max_queue_size=1500, max_batch_rows=4)
+            receiver = attrs.evolve(receiver, max_queue_size=1500, max_batch_rows=4)
         partial = None
         if self.backlog is not None:
             partial = PartialResync(

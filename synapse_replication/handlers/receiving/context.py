@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from msgspec import Struct, field
+import attrs
 
 from synapse_replication.handlers.events import Discarded, DiscardReason
 from synapse_replication.handlers.interfaces import Clock, EpochSink, ReplicationHost
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.handlers.receiving.partial_resync import PartialResync
 from synapse_replication.handlers.timer import Backoff
+from synapse_replication.options import option
 from synapse_replication.streams.stream import CheckedStream, Stream
 from synapse_replication.streams.writer_positions import PLAUSIBLE_DISTANCE
 
@@ -63,14 +64,15 @@ class ReactorYielder:
             self._reset()
 
 
-class ReceiverOptions(Struct, frozen=True):
+@attrs.frozen
+class ReceiverOptions:
     """The limits and retry settings of a received stream.
 
-    :ivar max_queue_size: the largest size of the stream's queue, and of an unfinished
-        batch, in bytes. The rows of a queue or batch that exceeds it are dropped, and
-        fetched later.
-    :ivar max_batch_rows: the largest number of rows in an unfinished batch; a larger
-        batch is dropped, and fetched when it is complete.
+    :ivar max_queue_size: the most bytes of each stream that may be queued for a slow
+        row sink, and the most bytes of an unfinished batch; if there are more, the rows
+        of the queue or batch are dropped and fetched later.
+    :ivar max_batch_rows: the most rows of an unfinished batch; a larger batch is
+        dropped, and fetched when it is complete.
     :ivar break_after_rows: the number of rows to handle before yielding to the reactor.
     :ivar break_after_seconds: the time for which to handle rows before yielding to the
         reactor, in s.
@@ -78,20 +80,34 @@ class ReceiverOptions(Struct, frozen=True):
     :ivar reverts_positions: whether to revert a position that proves false: the reader
         returns to the token before the range over which the position advanced without
         rows. False for a recording, whose writers cannot be queried.
-    :ivar plausible_distance: how far a writer's position may be above the source's last
-        token without being refuted; not used for streams held in memory.
-    :ivar position_check_seconds: the mean time between two reads of the stored
-        positions of all writers, in s; 0 to read none.
+    :ivar plausible_distance: the most ids by which a position may exceed the last known
+        value of its stream's sequence without being verified by a query to the
+        database. For a stream held in memory, the position is compared with the
+        writer's last known position, and the query goes to the writer. A sequence is
+        never advanced to a position beyond this distance. The value must exceed the
+        number of ids that a stream uses in one transaction.
+    :ivar position_check_seconds: the mean time between two reads of stream_positions,
+        in s, which find rows that a writer has not announced. 0 disables the reads.
     """
 
-    max_queue_size: int = 8 * 1024 * 1024
-    max_batch_rows: int = 10_000
+    # The minimum suffices for the largest row over Redis.
+    max_queue_size: int = attrs.field(
+        default=8 * 1024 * 1024,
+        metadata=option("max_queue_bytes", minimum=1024 * 1024),
+    )
+    max_batch_rows: int = attrs.field(default=10_000, metadata=option(minimum=100))
     break_after_rows: int = 2_000
     break_after_seconds: float = 0.01
-    backoff: Backoff = field(default_factory=Backoff)
+    backoff: Backoff = attrs.field(factory=Backoff)
     reverts_positions: bool = True
-    plausible_distance: int = PLAUSIBLE_DISTANCE
-    position_check_seconds: float = 5.0
+    # The default is far greater than the number of ids announced between two queries of
+    # the sequence, and far smaller than the number of ids that the sequence has left.
+    plausible_distance: int = attrs.field(
+        default=PLAUSIBLE_DISTANCE, metadata=option(minimum=1000, maximum=2**40)
+    )
+    position_check_seconds: float = attrs.field(
+        default=5.0, metadata=option(minimum=0, maximum=3600)
+    )
 
 
 class StreamContext:

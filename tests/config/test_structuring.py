@@ -1,4 +1,4 @@
-"""Tests for synapse_replication.config.sections."""
+"""Tests for synapse_replication.config.structuring."""
 
 from __future__ import annotations
 
@@ -7,22 +7,24 @@ from typing import Any
 from rich.pretty import pretty_repr
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.config.models import SharedFile
-from synapse_replication.config.sections import Section, read_value
+from synapse_replication.config.models import SynapseFile
+from synapse_replication.config.process import read_own_section
+from synapse_replication.config.structuring import Section, read_value
 from synapse_replication.config.yaml_files import MergedFiles
 
 
 class HintsTests(SynchronousTestCase):
     def problems_of(self, section: type[Section], value: Any) -> list[str]:
-        merged = MergedFiles(["f.yaml"], {}, {})
+        merged = MergedFiles(["f.yaml"], value, {})
         read_value(section, value, (), merged)
+        read_own_section(merged)
         return [f"{problem.key}: {problem.hint}" for problem in merged.problems]
 
     def test_every_problem_has_a_hint(self) -> None:
         """Each kind of problem has a hint."""
         self.assertEqual(
             self.problems_of(
-                SharedFile,
+                SynapseFile,
                 {
                     "server_name": "a b",
                     "database": 1,
@@ -50,9 +52,9 @@ class HintsTests(SynchronousTestCase):
         An unknown key of the project's section is reported with a suggestion or the
         known keys.
         """
-        self.assertEqual(
+        self.assertCountEqual(
             self.problems_of(
-                SharedFile,
+                SynapseFile,
                 {
                     "server_name": "x",
                     "synapse_replication": {
@@ -74,9 +76,9 @@ class HintsTests(SynchronousTestCase):
 
     def test_every_entry_is_checked(self) -> None:
         """Each invalid entry of a list or mapping is reported, and each key of it."""
-        self.assertEqual(
+        self.assertCountEqual(
             self.problems_of(
-                SharedFile,
+                SynapseFile,
                 {
                     "server_name": "x\n",
                     "database": {"args": {5: "x"}},
@@ -115,32 +117,29 @@ class HintsTests(SynchronousTestCase):
 class SecretsTests(SynchronousTestCase):
     def test_no_secret(self) -> None:
         """Neither a problem nor the representation of a section contains a secret."""
-        merged = MergedFiles(["f.yaml"], {}, {})
-        section = read_value(
-            SharedFile,
-            {
-                "server_name": "x",
-                "database": {"args": {"password": "hush"}},
-                "redis": {
-                    "password": "hush",
-                    "port": "hush",
-                    "sentinel": {"master": "a", "sentinels": "b", "password": "hush"},
-                },
-                "worker_replication_secret": "hush",
-                "worker_name": "hu sh",
-                "synapse_replication": {
-                    "tracing": {"endpoint": "http://c", "headers": {"a": "hush"}},
-                    "modules": [{"module": "a.b", "config": {"password": "hush"}}],
-                },
+        values = {
+            "server_name": "x",
+            "database": {"args": {"password": "hush"}},
+            "redis": {
+                "password": "hush",
+                "port": "hush",
+                "sentinel": {"master": "a", "sentinels": "b", "password": "hush"},
             },
-            (),
-            merged,
-        )
+            "worker_replication_secret": "hush",
+            "worker_name": "hu sh",
+            "synapse_replication": {
+                "tracing": {"endpoint": "http://c", "headers": {"a": "hush"}},
+                "modules": [{"module": "a.b", "config": {"password": "hush"}}],
+            },
+        }
+        merged = MergedFiles(["f.yaml"], values, {})
+        section = read_value(SynapseFile, values, (), merged)
+        own = read_own_section(merged)
         keys = [problem.key for problem in merged.problems]
         self.assertEqual(keys, ["redis.port", "worker_name"])
         self.assertEqual(section.worker_replication_secret, "hush")
         self.assertEqual(section.redis.sentinel.password, "hush")
-        shown = (repr(section), pretty_repr(section))
+        shown = (repr(section), pretty_repr(section), repr(own), pretty_repr(own))
         for text in (*shown, *map(str, merged.problems)):
             self.assertNotIn("hush", text)
             self.assertNotIn("hu sh", text)
