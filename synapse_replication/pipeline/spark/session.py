@@ -27,14 +27,23 @@ from typing import TYPE_CHECKING
 from synapse_replication.data_files import read_table
 from synapse_replication.errors import PipelineError, SparkMissingError
 from synapse_replication.pipeline.progress import JobProgress
-from synapse_replication.pipeline.spark.java import check_java, start_java
+from synapse_replication.pipeline.spark.start import (
+    JavaStart,
+    UserSettings,
+    check_master,
+    spark_home,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
 
-_FEW_OPTIMISATIONS = {"spark.driver.defaultJavaOptions": "-XX:TieredStopAtLevel=1"}
+#: For a job of a few seconds: compiling queries would take longer than running them.
+_FEW_ROWS_SETTINGS = {
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+}
 
 _INSTALL_SPARK = "install it with: pip install 'synapse_replication[spark]'"
 
@@ -50,51 +59,102 @@ def make_session(
     The data source ``synapse_replication`` is registered with it.
 
     :param app_name: the name that Spark's web UI shows.
-    :param master: the master URL. Without it, Spark's configuration applies if the
-        environment variable ``MASTER`` or ``SPARK_HOME`` is set; otherwise
-        ``local[*]``.
+    :param master: the master URL. Without it, Spark's configuration applies; if that
+        names none, ``local[*]``.
     :param settings: further Spark settings, which override the defaults of this module.
     :raises SparkMissingError: if Java or PySpark is missing, Java is too old or does
         not start, or the master does not answer. The message says what to do.
     """
-    check_java()
-    try:
-        from pyspark import SparkConf
-        from pyspark.sql import SparkSession
-    except ModuleNotFoundError as error:
-        raise SparkMissingError(
-            f"PySpark is missing ({error}): {_INSTALL_SPARK}"
-        ) from error
-    from synapse_replication.pipeline.source.source import SynapseReplicationDataSource
+    return _Session(app_name, master, settings or {}).get()
 
-    # This logger writes each exception with its Java stack on one line, although the
-    # exception is raised, too.
-    logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
-    # Executors start the Python of this path, unless the user has set another one.
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    if master is None and not {"MASTER", "SPARK_HOME"} & os.environ.keys():
-        master = "local[*]"
-    options = {"spark.app.name": app_name, **_settings(), **(settings or {})}
-    if master is not None:
-        options["spark.master"] = master
-    conf = SparkConf(loadDefaults=False).setAll(list(options.items()))
-    start_java(conf)
-    try:
-        with spark_errors_shortened():
-            session = SparkSession.builder.config(conf=conf).getOrCreate()
-    except PipelineError as error:
-        where = options.get("spark.master", "the configured master")
-        raise SparkMissingError(
-            f"Spark cannot be started on {where}: {error}; is the "
-            "master running, and can this machine reach it? Check --master"
-        ) from error
-    if not session.sparkContext.getConf().contains(_SHUFFLE_PARTITIONS):
-        # With Spark's default of 200, most tasks would be empty, and starting them
-        # would cost more than the work. Queries over more data set a larger number.
-        tasks = str(2 * session.sparkContext.defaultParallelism)
-        session.conf.set(_SHUFFLE_PARTITIONS, tasks)
-    session.dataSource.register(SynapseReplicationDataSource)
-    return session
+
+class _Session:
+    """The session of this process, whose Java can be started before it is needed."""
+
+    def __init__(
+        self, app_name: str, master: str | None, settings: Mapping[str, str]
+    ) -> None:
+        self._app_name = app_name
+        self._master = master
+        self._settings = settings
+        self._options: dict[str, str] = {}
+        self._start: JavaStart | None = None
+        self._made: SparkSession | None = None
+
+    def start_java(self, *, few_rows: bool = False, is_job: bool = False) -> None:
+        """Begin to start Java, unless it is running; return at once.
+
+        :param is_job: whether :meth:`end` will be called.
+        """
+        if self._start is not None or _is_running():
+            return
+        options = {"spark.app.name": self._app_name, **_settings()}
+        if few_rows:
+            options |= _FEW_ROWS_SETTINGS
+        options |= self._settings
+        home = spark_home()
+        user = UserSettings.read(home)
+        if self._master is not None:
+            options["spark.master"] = self._master
+        check_master(user.master(self._master))
+        # Executors start the Python of this path, unless the user has set another one.
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        self._start = JavaStart(home, options, user, few_rows=few_rows, is_job=is_job)
+        self._options = options
+
+    def get(self) -> SparkSession:
+        """Return the session; wait for Java if it is starting."""
+        self.start_java()
+        try:
+            from pyspark import SparkConf
+            from pyspark.sql import SparkSession
+
+            from synapse_replication.pipeline.source.source import (
+                SynapseReplicationDataSource,
+            )
+        except ModuleNotFoundError as error:
+            raise SparkMissingError(
+                f"PySpark is missing ({error}): {_INSTALL_SPARK}"
+            ) from error
+        # This logger writes each exception with its Java stack on one line, although
+        # the exception is raised, too.
+        logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
+        if self._start is not None:
+            self._start.connect()
+        existed = SparkSession.getActiveSession() is not None
+        conf = SparkConf(loadDefaults=False).setAll(list(self._options.items()))
+        try:
+            with spark_errors_shortened():
+                session = SparkSession.builder.config(conf=conf).getOrCreate()
+        except PipelineError as error:
+            where = self._options.get("spark.master", "the configured master")
+            raise SparkMissingError(
+                f"Spark cannot be started on {where}: {error}; is the "
+                "master running, and can this machine reach it? Check --master"
+            ) from error
+        if not existed:
+            self._made = session
+        if not session.sparkContext.getConf().contains(_SHUFFLE_PARTITIONS):
+            # With Spark's default of 200, most tasks would be empty, and starting them
+            # would cost more than the work. Queries over more data set a larger number.
+            tasks = str(2 * session.sparkContext.defaultParallelism)
+            session.conf.set(_SHUFFLE_PARTITIONS, tasks)
+        session.dataSource.register(SynapseReplicationDataSource)
+        return session
+
+    def end(self) -> None:
+        """End the Java that was started, and the session that was made."""
+        if self._start is not None:
+            self._start.end()
+        elif self._made is not None:
+            self._made.stop()
+        self._start = self._made = None
+
+
+def _is_running() -> bool:
+    """Return whether this process has a Java, without importing PySpark."""
+    pyspark = sys.modules.get("pyspark")
+    return pyspark is not None and pyspark.SparkContext._gateway is not None
 
 
 class SparkJob:
@@ -111,8 +171,7 @@ class SparkJob:
     def __init__(
         self, app_name: str, master: str | None, progress: JobProgress | None
     ) -> None:
-        self._app_name = app_name
-        self._master = master
+        self._own = _Session(app_name, master, {})
         self._progress = progress
         self._session: SparkSession | None = None
         self._stack = contextlib.ExitStack()
@@ -125,8 +184,10 @@ class SparkJob:
 
         :param few_rows: whether the job ends within a few seconds, so that Java's
             optimising compiler would cost more time than it saves.
-        :raises SparkMissingError: if Java is missing or too old.
+        :raises SparkMissingError: if Java is missing or too old, or nothing listens at
+            the master's address.
         """
+        self._own.start_java(few_rows=few_rows, is_job=True)
 
     def __call__(self) -> SparkSession:
         """Wait for Java, and return the session.
@@ -135,9 +196,7 @@ class SparkJob:
         """
         if self._session is None:
             self.start()
-            self._session = self._stack.enter_context(
-                _stopped_session(self._app_name, self._master)
-            )
+            self._session = self._own.get()
             if self._progress is not None:
                 self._stack.enter_context(self._progress.watching(self._session))
         return self._session
@@ -145,6 +204,7 @@ class SparkJob:
     def end(self) -> None:
         """Stop what this object has started. A session that existed before goes on."""
         self._stack.close()
+        self._own.end()
 
 
 @contextlib.contextmanager
@@ -153,7 +213,9 @@ def spark_job(
 ) -> Iterator[SparkJob]:
     """Yield the Spark of a job, and end it with the context.
 
-    Nothing starts before :meth:`SparkJob.start` or the first call of the object.
+    Nothing starts before :meth:`SparkJob.start` or the first call of the object. All
+    results must be stored when the context ends: Java is killed then, if nothing is
+    left to stop (see :mod:`~synapse_replication.pipeline.spark.start`).
 
     :param app_name: the name that Spark's web UI shows.
     :param master: see :func:`make_session`.
@@ -166,19 +228,6 @@ def spark_job(
             yield job
     finally:
         job.end()
-
-
-@contextlib.contextmanager
-def _stopped_session(app_name: str, master: str | None) -> Iterator[SparkSession]:
-    from pyspark.sql import SparkSession
-
-    existed = SparkSession.getActiveSession() is not None
-    session = make_session(app_name, master=master, settings=_FEW_OPTIMISATIONS)
-    try:
-        yield session
-    finally:
-        if not existed:
-            session.stop()
 
 
 @contextlib.contextmanager

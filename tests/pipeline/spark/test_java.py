@@ -16,13 +16,14 @@ from twisted.trial.unittest import SynchronousTestCase
 from synapse_replication.errors import SparkMissingError
 from synapse_replication.pipeline.spark.java import (
     JavaErrors,
-    check_java,
     filtered_stderr,
+    find_java,
+    set_java_of_submit,
     without_noise,
 )
 
 
-class CheckJavaTests(SynchronousTestCase):
+class FindJavaTests(SynchronousTestCase):
     """Tests for a missing, an old and a broken Java."""
 
     def _make_java(self, script: str) -> Path:
@@ -53,36 +54,39 @@ class CheckJavaTests(SynchronousTestCase):
     def test_missing(self) -> None:
         """Without Java, the error says what to install."""
         self._hide_java()
-        error = self.assertRaises(SparkMissingError, check_java)
+        error = self.assertRaises(SparkMissingError, find_java)
         self.assertIn("apt-get install default-jre-headless", str(error))
 
     def test_wrong_home(self) -> None:
         """A JAVA_HOME without Java is named in the error."""
         self.patch(os, "environ", {**os.environ, "JAVA_HOME": "/nonexistent"})
-        error = self.assertRaises(SparkMissingError, check_java)
+        error = self.assertRaises(SparkMissingError, find_java)
         self.assertIn("JAVA_HOME is /nonexistent", str(error))
 
     def test_too_old(self) -> None:
         """If Java is too old for Spark, the error names both versions."""
         self._fake_java("""echo 'openjdk version "11.0.2" 2019-01-15' >&2""")
-        error = self.assertRaises(SparkMissingError, check_java)
+        error = self.assertRaises(SparkMissingError, find_java)
         self.assertIn("is Java 11, but Spark needs Java 17", str(error))
 
     def test_no_version(self) -> None:
         """A program whose output contains no version of Java is rejected."""
         self._fake_java("echo hello")
-        error = self.assertRaises(SparkMissingError, check_java)
+        error = self.assertRaises(SparkMissingError, find_java)
         self.assertIn("does not name a version", str(error))
 
     def test_present(self) -> None:
-        """The version of a working Java is returned."""
-        self.assertGreaterEqual(check_java(), 17)
+        """The version of a working Java is returned, without running it if possible."""
+        found = find_java()
+        self.patch(subprocess, "run", lambda *args, **kwargs: self.fail("was run"))
+        self.assertEqual(find_java(), found)
+        self.assertGreaterEqual(find_java().version, 17)
 
     def test_wheel(self) -> None:
-        """If there is no other Java, the wheel's Java is used, in JAVA_HOME.
+        """If there is no other Java, the wheel's Java is used.
 
-        The wrapper script removes the option for modules that this Java lacks, and
-        passes all other options.
+        For ``spark-submit``, it is in JAVA_HOME. The wrapper script removes the option
+        for modules that this Java lacks, and passes all other options.
         """
         self._hide_java()
         given = Path(self.mktemp()).absolute()
@@ -90,7 +94,9 @@ class CheckJavaTests(SynchronousTestCase):
             f"""printf '[%s]' "$@" > {given}; echo 'version "21.0.8"' >&2"""
         )
         self._put_wheel(SimpleNamespace(JAVA=java))
-        self.assertEqual(check_java(), 21)
+        found = find_java()
+        self.assertEqual((found.path, found.version), (str(java), 21))
+        set_java_of_submit(found)
         wrapper = Path(os.environ["JAVA_HOME"], "bin", "java")
         asked = ["-cp", "a b*", "--add-modules=jdk.incubator.vector", "-Dx=$y"]
         subprocess.run([wrapper, *asked], check=True, capture_output=True)

@@ -1,0 +1,551 @@
+"""Starts Spark's Java process well: at once, in the background, with a class archive.
+
+PySpark starts Java with the script ``spark-submit``, which first starts another Java
+process to compute the command line, and only when a session is requested. This module
+computes the same command line, starts Java before PySpark is imported, and hands the
+process to PySpark when it is ready. Java then runs Spark's own ``SparkSubmit``, which
+reads ``spark-defaults.conf`` and the arguments as always.
+
+What changes the command line is taken from where ``spark-submit`` takes it: the
+settings of the caller, ``PYSPARK_SUBMIT_ARGS``, ``spark-defaults.conf`` and the
+environment. If these contain anything that this module does not know, it leaves the
+start to ``spark-submit``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shlex
+import shutil
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import attrs
+
+from synapse_replication.errors import SparkMissingError, excerpt
+from synapse_replication.pipeline.spark.class_archive import ClassArchive
+from synapse_replication.pipeline.spark.java import (
+    JavaErrors,
+    filtered_stderr,
+    find_java,
+    set_java_of_submit,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+#: The options of ``spark-submit`` that change Java's command line, or Spark's settings
+#: that matter here, and the setting that each of them is short for.
+_SHORT: Final[Mapping[str, str]] = {
+    "--master": "spark.master",
+    "--driver-memory": "spark.driver.memory",
+    "--driver-java-options": "spark.driver.extraJavaOptions",
+    "--driver-class-path": "spark.driver.extraClassPath",
+    "--executor-memory": "spark.executor.memory",
+    "--executor-cores": "spark.executor.cores",
+    "--total-executor-cores": "spark.cores.max",
+    "--num-executors": "spark.executor.instances",
+    "--packages": "spark.jars.packages",
+    "--exclude-packages": "spark.jars.excludes",
+    "--repositories": "spark.jars.repositories",
+    "--jars": "spark.jars",
+    "--name": "spark.app.name",
+    "--py-files": "spark.submit.pyFiles",
+    "--files": "spark.files",
+    "--archives": "spark.archives",
+    "--queue": "spark.yarn.queue",
+}
+
+#: Settings and variables of which ``spark-submit`` has to compute the consequences.
+_NOT_KNOWN: Final = (
+    "spark.driver.extraLibraryPath",
+    "spark.driver.defaultExtraClassPath",
+    "spark.submit.deployMode",
+    "spark.remote",
+    "spark.api.mode",
+)
+_VARIABLES_NOT_KNOWN: Final = (
+    "SPARK_DIST_CLASSPATH",
+    "HADOOP_CONF_DIR",
+    "YARN_CONF_DIR",
+    "SPARK_PREPEND_CLASSES",
+    "SPARK_TESTING",
+    "SPARK_SQL_TESTING",
+    "SPARK_REMOTE",
+    "SPARK_CONNECT_MODE",
+)
+
+#: Settings that a user may have without having anything to lose if Java is killed.
+_NOTHING_TO_STOP: Final = frozenset(
+    {
+        "spark.master",
+        "spark.driver.memory",
+        "spark.executor.memory",
+        "spark.sql.shuffle.partitions",
+    }
+)
+
+#: Variables that may add agents to Java, which write at the end, or name a folder for
+#: Spark's files, which are removed at the end.
+_STOP_VARIABLES: Final = (
+    *("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS", "SPARK_SUBMIT_OPTS"),
+    "SPARK_LOCAL_DIRS",
+)
+
+#: Spark's default of ``spark.driver.memory``.
+_MEMORY: Final = "1g"
+
+#: What Spark requires of each Java. An option that a Java does not know is ignored.
+_REQUIRED: Final = (
+    "-XX:+IgnoreUnrecognizedVMOptions",
+    *(
+        f"--add-opens=java.base/{package}=ALL-UNNAMED"
+        for package in (
+            *("java.lang", "java.lang.invoke", "java.lang.reflect", "java.io"),
+            *("java.net", "java.nio", "java.util", "java.util.concurrent"),
+            *("java.util.concurrent.atomic", "jdk.internal.ref", "sun.nio.ch"),
+            *("sun.nio.cs", "sun.security.action", "sun.util.calendar"),
+        )
+    ),
+    "--add-opens=java.security.jgss/sun.security.krb5=ALL-UNNAMED",
+    "-Dio.netty.tryReflectionSetAccessible=true",
+    "-Dio.netty.allocator.type=pooled",
+    "-Dio.netty.handler.ssl.defaultEndpointVerificationAlgorithm=NONE",
+    "--sun-misc-unsafe-memory-access=allow",
+    "--enable-native-access=ALL-UNNAMED",
+)
+
+#: For a job of a few seconds: compile quickly instead of well, with one thread for
+#: garbage.
+_FEW_ROWS_OPTIONS: Final = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
+
+#: The interval at which to look whether Java is ready, in s.
+_POLL_SECONDS: Final = 0.005
+
+#: How long to wait for a master's answer, in s.
+_PATIENCE: Final = 10.0
+
+_LOCAL: Final = re.compile(r"local(\[.*\])?")
+
+
+def check_master(master: str) -> None:
+    """Check that a process listens at the address of a standalone master.
+
+    Spark itself would try for a minute, and would not name the address.
+
+    :raises SparkMissingError: if nothing listens at any of the addresses.
+    """
+    if not master.startswith("spark://"):
+        return
+    reasons = []
+    for each in master.removeprefix("spark://").split(","):
+        host, _, port = each.rpartition(":")
+        try:
+            with socket.create_connection((host.strip("[]"), int(port)), _PATIENCE):
+                return
+        except (OSError, ValueError) as error:
+            reasons.append(f"{each}: {error}")
+    raise SparkMissingError(
+        f"the Spark master {excerpt(master)} cannot be reached "
+        f"({excerpt('; '.join(reasons))}); is it running, and can this machine reach "
+        "it? Check --master, which is written as spark://HOST:PORT"
+    )
+
+
+def spark_home() -> Path:
+    """Return Spark's folder: ``SPARK_HOME``, or the one inside PySpark.
+
+    :raises SparkMissingError: if PySpark is missing, or ``SPARK_HOME`` is not the
+        folder of the same version of Spark.
+    """
+    found = find_spec("pyspark")
+    if found is None or found.origin is None:
+        raise SparkMissingError(
+            "pyspark is missing; install it with: "
+            "pip install 'synapse_replication[spark]'"
+        )
+    own = Path(found.origin).parent
+    given = os.environ.get("SPARK_HOME")
+    if not given or Path(given) == own:
+        return own
+    home, version = Path(given), _version_of(own)
+    if not (home / "bin" / "spark-submit").is_file() or _version_of(home) is None:
+        raise SparkMissingError(
+            f"SPARK_HOME is {excerpt(given)}, which is not a folder of Spark: unset it "
+            "(PySpark contains Spark), or set it to the folder of Spark"
+        )
+    if version is not None and _version_of(home) != version:
+        raise SparkMissingError(
+            f"SPARK_HOME is {excerpt(given)} with Spark {_version_of(home)}, but the "
+            f"installed PySpark is {version}: unset SPARK_HOME, or install the PySpark "
+            "of that version"
+        )
+    return home
+
+
+def _version_of(home: Path) -> str | None:
+    for jar in (home / "jars").glob("spark-core_*.jar"):
+        return jar.stem.rpartition("-")[2]
+    return None
+
+
+# -- what the user configured ------------------------------------------------------
+
+
+@attrs.frozen
+class UserSettings:
+    """What the user configured for Spark, outside of this package.
+
+    :ivar settings: Spark's settings, of ``PYSPARK_SUBMIT_ARGS`` before those of
+        ``spark-defaults.conf``.
+    :ivar given: the settings of ``PYSPARK_SUBMIT_ARGS`` alone.
+    :ivar arguments: the arguments in ``PYSPARK_SUBMIT_ARGS``.
+    :ivar is_known: whether this module knows the consequences of everything.
+    """
+
+    settings: Mapping[str, str]
+    given: Mapping[str, str]
+    arguments: Sequence[str]
+    is_known: bool
+
+    @classmethod
+    def read(cls, home: Path) -> UserSettings:
+        """Read the environment and ``spark-defaults.conf``.
+
+        :param home: Spark's folder.
+        """
+        text = os.environ.get("PYSPARK_SUBMIT_ARGS", "pyspark-shell")
+        try:
+            arguments = shlex.split(text)
+        except ValueError:
+            return cls({}, {}, (), is_known=False)
+        given, is_known = _parse_arguments(arguments)
+        folder = Path(os.environ.get("SPARK_CONF_DIR") or home / "conf")
+        files = ("spark-env.sh", "java-opts")
+        is_known &= not any((folder / name).exists() for name in files)
+        defaults, is_readable = _parse_defaults(folder / "spark-defaults.conf")
+        settings = {**defaults, **given}
+        is_known &= is_readable and not settings.keys() & set(_NOT_KNOWN)
+        is_known &= not any(os.environ.get(name) for name in _VARIABLES_NOT_KNOWN)
+        return cls(settings, given, arguments, is_known)
+
+    def master(self, master: str | None) -> str:
+        """Return the URL of the master that Spark will use.
+
+        :param master: the one that the caller requests, if any.
+        """
+        found = master or self.settings.get("spark.master")
+        return found or os.environ.get("MASTER") or "local[*]"
+
+    @property
+    def has_nothing_to_stop(self) -> bool:
+        """Whether nothing that the user configured is lost if Java is killed.
+
+        An event log, listeners, plug-ins, metrics, and agents write at the end.
+        """
+        return (
+            self.is_known
+            and self.settings.keys() <= _NOTHING_TO_STOP
+            and not any(os.environ.get(name) for name in _STOP_VARIABLES)
+        )
+
+
+def _parse_arguments(arguments: Sequence[str]) -> tuple[dict[str, str], bool]:
+    """Return the settings in arguments of ``spark-submit``; false if one is unknown."""
+    settings: dict[str, str] = {}
+    todo = list(arguments)
+    if not todo or todo.pop() != "pyspark-shell":
+        return settings, False
+    while todo:
+        option, equals, value = todo.pop(0).partition("=")
+        if not equals:
+            if not todo:
+                return settings, False
+            value = todo.pop(0)
+        if option in ("--conf", "-c"):
+            name, equals, value = value.partition("=")
+            if not equals:
+                return settings, False
+            settings[name] = value
+        elif option in _SHORT:
+            settings[_SHORT[option]] = value
+        else:
+            return settings, False
+    return settings, True
+
+
+def _parse_defaults(path: Path) -> tuple[dict[str, str], bool]:
+    """Return the settings in a file of Java properties, and whether all are known."""
+    settings: dict[str, str] = {}
+    try:
+        text = path.read_text("utf-8")
+    except FileNotFoundError:
+        return settings, True
+    except (OSError, ValueError):
+        return settings, False
+    if "\\" in text:
+        # Escapes and continued lines: let Java read them.
+        return settings, False
+    for line in map(str.strip, text.splitlines()):
+        if line and line[0] not in "#!":
+            name, _, value = re.sub(r"\s*[=:\s]\s*", "=", line, count=1).partition("=")
+            settings[name] = value
+    return settings, True
+
+
+# -- the process -------------------------------------------------------------------
+
+
+class JavaStart:
+    """The start of Spark's Java process.
+
+    The constructor starts the process and returns at once; :meth:`connect` waits.
+
+    :param settings: Spark's settings, with which PySpark will create the session.
+    :param user: what the user configured.
+    :param few_rows: whether the job ends within a few seconds.
+    :param is_job: whether :meth:`end` will be called. It makes the class archive, if
+        there is none.
+    :raises SparkMissingError: if Java is missing or too old.
+    """
+
+    def __init__(
+        self,
+        home: Path,
+        settings: Mapping[str, str],
+        user: UserSettings,
+        *,
+        few_rows: bool = False,
+        is_job: bool = False,
+    ) -> None:
+        self._java = find_java()
+        self._settings = dict(settings)
+        self._errors = JavaErrors()
+        self._user = user
+        self._archive: ClassArchive | None = None
+        self._new_archive: Path | None = None
+        self._folder: Path | None = None
+        self.process: subprocess.Popen[bytes] | None = None
+        if user.is_known:
+            self._start(home, few_rows=few_rows, is_job=is_job)
+
+    def _start(self, home: Path, *, few_rows: bool, is_job: bool) -> None:
+        class_path = _class_path(home, self._settings, self._user)
+        self._archive = ClassArchive.of(self._java, class_path)
+        options: list[str] = []
+        if (found := self._archive.find()) is not None:
+            options = self._archive.options_to_use(found)
+        elif is_job and (new := self._archive.new_file()) is not None:
+            self._new_archive = new
+            options = self._archive.options_to_make(new)
+        if few_rows:
+            options += _FEW_ROWS_OPTIONS
+        self._folder = _temporary_folder()
+        options.append(f"-Djava.io.tmpdir={self._folder}")
+        self._answer = self._folder / "gateway"
+        is_local = _LOCAL.fullmatch(
+            self._user.master(self._settings.get("spark.master"))
+        )
+        with filtered_stderr(self._errors) as stderr:
+            self.process = subprocess.Popen(
+                self._command(class_path, options),
+                env=_environment(home, self._answer, is_local=bool(is_local)),
+                stdin=subprocess.PIPE,
+                stdout=stderr,
+                stderr=stderr,
+                # An interrupt from the keyboard is for the job, which ends Java.
+                start_new_session=True,
+            )
+
+    def _command(self, class_path: str, options: Sequence[str]) -> list[str]:
+        def value(name: str) -> str:
+            # Later settings of spark-submit's command line replace earlier ones.
+            found = self._user.given.get(name) or self._settings.get(name)
+            return found or self._user.settings.get(name, "")
+
+        memory = value("spark.driver.memory") or os.environ.get("SPARK_DRIVER_MEMORY")
+        configured = [f"--conf={k}={v}" for k, v in self._settings.items()]
+        return [
+            *(self._java.path, "-cp", class_path),
+            *shlex.split(os.environ.get("SPARK_SUBMIT_OPTS", "")),
+            *(f"-Xmx{memory or _MEMORY}", "-XX:-UsePerfData", *options),
+            *shlex.split(value("spark.driver.defaultJavaOptions")),
+            *shlex.split(value("spark.driver.extraJavaOptions")),
+            *_REQUIRED,
+            *("org.apache.spark.deploy.SparkSubmit", *configured),
+            *self._user.arguments,
+        ]
+
+    def connect(self) -> None:
+        """Wait for Java, and make its gateway the one of PySpark.
+
+        :raises SparkMissingError: if Java does not start. The message says why.
+        """
+        from pyspark import SparkConf, SparkContext, java_gateway
+        from pyspark.errors import PySparkRuntimeError
+
+        # PySpark is only partly typed.
+        launch: Any = java_gateway.launch_gateway
+        gateway: Any
+        if self.process is None:
+            conf = SparkConf(loadDefaults=False).setAll(list(self._settings.items()))
+            set_java_of_submit(self._java)
+            try:
+                with filtered_stderr(self._errors) as stderr:
+                    gateway = launch(conf, {"stderr": stderr})
+            except PySparkRuntimeError as error:
+                raise self._failed() from error
+        else:
+            port, secret = self._wait(self.process)
+            variables = {
+                "PYSPARK_GATEWAY_PORT": str(port),
+                "PYSPARK_GATEWAY_SECRET": secret,
+            }
+            os.environ.update(variables)
+            try:
+                gateway = launch()
+            finally:
+                for name in variables:
+                    del os.environ[name]
+            gateway.proc = self.process
+        self._errors.release()
+        SparkContext._ensure_initialized(gateway=gateway)
+
+    def _wait(self, process: subprocess.Popen[bytes]) -> tuple[int, str]:
+        while True:
+            ended = process.poll() is not None
+            with contextlib.suppress(FileNotFoundError):
+                answer = self._answer.read_bytes()
+                if len(answer) >= 8:
+                    port, length = struct.unpack("!ii", answer[:8])
+                    if len(answer) == 8 + length:
+                        return port, answer[8:].decode()
+            if ended:
+                raise self._failed()
+            time.sleep(_POLL_SECONDS)
+
+    def _failed(self) -> SparkMissingError:
+        return SparkMissingError(
+            f"Java did not start: {self._errors.cause}; check --master, "
+            "PYSPARK_SUBMIT_ARGS and the memory that Spark's settings demand"
+        )
+
+    # -- its end -----------------------------------------------------------------------
+
+    def end(self) -> None:
+        """End Java, and what PySpark knows of it.
+
+        If nothing can be lost, Java is killed. Otherwise, it ends in order; a class
+        archive that it has written is then adopted.
+        """
+        process, session = self.process, _running_session()
+        if session is None or process is None:
+            if session is not None:
+                session.stop()
+            if process is not None:
+                process.kill()
+        elif not self._can_be_killed:
+            session.stop()
+        elif self._new_archive is None:
+            process.kill()
+        if process is not None:
+            _forget_gateway(process)
+            assert process.stdin is not None
+            # Java exits at the end of its standard input.
+            process.stdin.close()
+            is_in_order = process.wait() == 0
+            if self._new_archive is not None:
+                if is_in_order and self._archive is not None:
+                    self._archive.adopt(self._new_archive)
+                self._new_archive.unlink(missing_ok=True)
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    @property
+    def _can_be_killed(self) -> bool:
+        """Whether nothing is lost if Java is killed once the results are there.
+
+        On a cluster, other processes have to be told of the end.
+        """
+        master = self._user.master(self._settings.get("spark.master"))
+        return bool(_LOCAL.fullmatch(master)) and self._user.has_nothing_to_stop
+
+
+def _running_session() -> SparkSession | None:
+    """Return the session of this process, without importing PySpark."""
+    sql = sys.modules.get("pyspark.sql")
+    return None if sql is None else sql.SparkSession._instantiatedSession
+
+
+def _forget_gateway(process: subprocess.Popen[bytes]) -> None:
+    """Let PySpark start Java again if a session is made later.
+
+    :param process: the Java that ends.
+    """
+    pyspark = sys.modules.get("pyspark")
+    if pyspark is None:
+        return
+    context: Any = pyspark.SparkContext
+    gateway = context._gateway
+    if gateway is None or gateway.proc is not process:
+        return
+    active, session = context._active_spark_context, sys.modules["pyspark.sql"]
+    if active is not None:
+        # Its stop() would call Java.
+        active._jsc = None
+        active.stop()
+    session.SparkSession._instantiatedSession = None
+    session.SparkSession._activeSession = None
+    context._gateway = context._jvm = None
+    gateway.close()
+
+
+def _class_path(home: Path, settings: Mapping[str, str], user: UserSettings) -> str:
+    name = "spark.driver.extraClassPath"
+    extra = user.given.get(name) or settings.get(name) or user.settings.get(name)
+    conf = os.environ.get("SPARK_CONF_DIR") or f"{home}/conf"
+    # In a fixed order, to which a class archive is bound.
+    jars = sorted(str(path) for path in (home / "jars").glob("*.jar"))
+    return os.pathsep.join([*([extra] if extra else []), f"{conf}/", *jars])
+
+
+def _temporary_folder() -> Path:
+    """Create the folder of Java's temporary files.
+
+    Java loads native libraries from it. If programs in the folder of temporary files
+    cannot be executed, it is made in the user's cache folder.
+    """
+    prefix = "synapse-replication-java-"
+    if os.statvfs(tempfile.gettempdir()).f_flag & os.ST_NOEXEC:
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        with contextlib.suppress(OSError):
+            cache.mkdir(parents=True, exist_ok=True)
+            return Path(tempfile.mkdtemp(prefix=prefix, dir=cache))
+    return Path(tempfile.mkdtemp(prefix=prefix))
+
+
+def _environment(home: Path, answer: Path, *, is_local: bool) -> dict[str, str]:
+    """Return the environment variables that ``spark-submit`` would set for Java."""
+    environ = {
+        **os.environ,
+        "SPARK_HOME": str(home),
+        "SPARK_ENV_LOADED": "1",
+        "SPARK_SCALA_VERSION": "2.13",
+        "SPARK_CONNECT_MODE": "0",
+        "_PYSPARK_DRIVER_CONN_INFO_PATH": str(answer),
+    }
+    if is_local:
+        # Nobody else connects to it, and the machine's name need not resolve.
+        environ.setdefault("SPARK_LOCAL_HOSTNAME", "localhost")
+        environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    return environ

@@ -1,0 +1,230 @@
+"""Tests for :mod:`synapse_replication.pipeline.spark.start`."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.errors import SparkMissingError
+from synapse_replication.pipeline.spark.start import (
+    UserSettings,
+    check_master,
+    spark_home,
+)
+
+
+class SparkHomeTests(SynchronousTestCase):
+    """Tests for the variable ``SPARK_HOME``."""
+
+    def make_home(self, jar: str) -> Path:
+        """Make a folder like Spark's, and name it in the environment."""
+        home = Path(self.mktemp()).absolute()
+        for path in (home / "bin" / "spark-submit", home / "jars" / jar):
+            path.parent.mkdir(parents=True)
+            path.touch()
+        self.patch(os, "environ", {**os.environ, "SPARK_HOME": str(home)})
+        return home
+
+    def test_unset(self) -> None:
+        """Without the variable, it is the folder of PySpark."""
+        self.patch(os, "environ", {})
+        self.assertTrue((spark_home() / "jars").is_dir())
+
+    def test_wrong(self) -> None:
+        """A folder that is not Spark's is named in the error."""
+        self.patch(os, "environ", {"SPARK_HOME": "/nonexistent"})
+        error = self.assertRaises(SparkMissingError, spark_home)
+        self.assertIn("SPARK_HOME is /nonexistent", str(error))
+
+    def test_other_version(self) -> None:
+        """The error for another version of Spark names both versions."""
+        self.make_home("spark-core_2.13-3.5.1.jar")
+        error = self.assertRaises(SparkMissingError, spark_home)
+        self.assertIn("with Spark 3.5.1, but the installed PySpark is 4", str(error))
+
+    def test_same_version(self) -> None:
+        """A folder with the same version of Spark is used."""
+        (own,) = (spark_home() / "jars").glob("spark-core_*.jar")
+        home = self.make_home(own.name)
+        self.assertEqual(spark_home(), home)
+
+
+class UserSettingsTests(SynchronousTestCase):
+    """Tests for what the user configured."""
+
+    def setUp(self) -> None:
+        self.home = Path(self.mktemp()).absolute()
+        (self.home / "conf").mkdir(parents=True)
+        self.defaults = self.home / "conf" / "spark-defaults.conf"
+
+    def read(self, **environ: str) -> UserSettings:
+        """Read the settings in an environment."""
+        self.patch(os, "environ", environ)
+        return UserSettings.read(self.home)
+
+    def test_nothing(self) -> None:
+        """Without any configuration, Java can be started, and killed at the end."""
+        user = self.read()
+        self.assertEqual((user.settings, user.is_known), ({}, True))
+        self.assertTrue(user.has_nothing_to_stop)
+        self.assertEqual(user.master(None), "local[*]")
+        self.assertEqual(user.master("local[2]"), "local[2]")
+
+    def test_arguments(self) -> None:
+        """Arguments, as the manual shows them, are settings."""
+        user = self.read(
+            PYSPARK_SUBMIT_ARGS="--driver-memory 4g --conf spark.x='a b' "
+            "--master=local[3] pyspark-shell"
+        )
+        self.assertTrue(user.is_known)
+        self.assertEqual(
+            user.settings,
+            {
+                "spark.driver.memory": "4g",
+                "spark.x": "a b",
+                "spark.master": "local[3]",
+            },
+        )
+        self.assertEqual(user.master(None), "local[3]")
+        self.assertEqual(self.read(MASTER="local[5]").master(None), "local[5]")
+
+    def test_defaults(self) -> None:
+        """A file of defaults is read, with each form of a line."""
+        self.defaults.write_text(
+            "# a comment\n\nspark.a  1 2\nspark.b=2\nspark.c : 3\n"
+            "spark.driver.memory 3g"
+        )
+        user = self.read(PYSPARK_SUBMIT_ARGS="--driver-memory 4g pyspark-shell")
+        self.assertTrue(user.is_known)
+        self.assertEqual(
+            user.settings,
+            {
+                "spark.a": "1 2",
+                "spark.b": "2",
+                "spark.c": "3",
+                "spark.driver.memory": "4g",
+            },
+        )
+
+    def test_left_to_spark(self) -> None:
+        """What this package does not know is left to ``spark-submit``."""
+        for arguments in (
+            "--verbose pyspark-shell",
+            "--properties-file x pyspark-shell",
+            "--deploy-mode=client pyspark-shell",
+            "--driver-library-path x pyspark-shell",
+            "--conf spark.driver.extraLibraryPath=x pyspark-shell",
+            "--conf x pyspark-shell",
+            "--driver-memory",
+            "other.py",
+            "",
+            "'",
+        ):
+            user = self.read(PYSPARK_SUBMIT_ARGS=arguments)
+            self.assertFalse(user.is_known, arguments)
+            self.assertFalse(user.has_nothing_to_stop, arguments)
+        self.assertFalse(self.read(HADOOP_CONF_DIR="x").is_known)
+        self.defaults.write_text("spark.a 1\\\n2")
+        self.assertFalse(self.read().is_known)
+        self.defaults.unlink()
+        (self.home / "conf" / "spark-env.sh").touch()
+        self.assertFalse(self.read().is_known)
+
+    def test_something_to_stop(self) -> None:
+        """Java is not killed if the user configured what writes at its end."""
+        for name in (
+            *("spark.eventLog.enabled", "spark.extraListeners", "spark.plugins"),
+            *("spark.sql.queryExecutionListeners", "spark.metrics.conf"),
+            *("spark.local.dir", "spark.driver.extraJavaOptions"),
+        ):
+            user = self.read(PYSPARK_SUBMIT_ARGS=f"--conf {name}=x pyspark-shell")
+            self.assertTrue(user.is_known)
+            self.assertFalse(user.has_nothing_to_stop, name)
+        agent = self.read(JAVA_TOOL_OPTIONS="-javaagent:x.jar")
+        self.assertFalse(agent.has_nothing_to_stop)
+        memory = self.read(PYSPARK_SUBMIT_ARGS="--driver-memory 4g pyspark-shell")
+        self.assertTrue(memory.has_nothing_to_stop)
+
+
+class MasterTests(SynchronousTestCase):
+    """Tests for a master that cannot be reached."""
+
+    def test_unreachable(self) -> None:
+        """The error names the master, at once."""
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            port = server.getsockname()[1]
+            check_master(f"spark://127.0.0.1:1,127.0.0.1:{port}")
+        for master in (
+            f"spark://127.0.0.1:{port}",
+            "spark://no-such-host.invalid:7077",
+            "spark://no-port",
+        ):
+            error = self.assertRaises(SparkMissingError, check_master, master)
+            self.assertIn(f"the Spark master {master} cannot be reached", str(error))
+        check_master("local[2]")
+
+
+_JOB = """
+import json, os, sys
+from pathlib import Path
+from synapse_replication.pipeline.spark.session import spark_job
+found = {}
+with spark_job("test") as spark:
+    spark.start(few_rows=True)
+    found["early"] = "pyspark" not in sys.modules
+    found["rows"] = spark().range(10).count()
+    found["app"] = spark().sparkContext.applicationId
+    found["x"] = spark().sparkContext.getConf().get("spark.x", "")
+    process = spark().sparkContext._gateway.proc
+    found["options"] = Path(f"/proc/{process.pid}/cmdline").read_text().split("\\0")
+found["status"] = process.returncode
+found["new"] = os.environ.get("PYSPARK_GATEWAY_PORT")
+print(json.dumps(found))
+"""
+
+
+class JobTests(SynchronousTestCase):
+    """Tests that start Java, in a process of its own."""
+
+    def run_job(self, arguments: str) -> dict[str, object]:
+        """Run a job that counts ten rows."""
+        done = subprocess.run(
+            [sys.executable, "-c", _JOB],
+            env={
+                **os.environ,
+                "PYSPARK_SUBMIT_ARGS": f"--master local[2] {arguments} pyspark-shell",
+            },
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        self.assertEqual(done.returncode, 0, done.stderr)
+        found: dict[str, object] = json.loads(done.stdout)
+        self.assertEqual(
+            (found["rows"], found["early"], found["new"]), (10, True, None)
+        )
+        return found
+
+    def test_event_log(self) -> None:
+        """An event log that the user configured is complete; no file is left over."""
+        folder = Path(self.mktemp()).absolute()
+        (folder / "log").mkdir(parents=True)
+        self.patch(os, "environ", {**os.environ, "TMPDIR": str(folder)})
+        found = self.run_job(
+            f"--conf spark.eventLog.dir={folder}/log "
+            "--conf spark.eventLog.enabled=true --conf spark.eventLog.compress=false --conf spark.x=y"
+        )
+        self.assertEqual((found["status"], found["x"]), (0, "y"), found)
+        events = "".join(
+            path.read_text()
+            for path in (folder / "log").rglob("*")
+            if path.name.startswith(("events_", "local-"))
+        )
+        self.assertIn("SparkListenerApplicationEnd", events)
+        self.assertEqual([path.name for path in folder.iterdir()], ["log"])
