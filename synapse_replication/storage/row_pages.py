@@ -1,7 +1,8 @@
 """Reading one page of a stream's rows: of one writer, or between two tokens.
 
 Theory of operation: a query reads rows in order of their tokens, from the lower bound
-on, and stops after a page of rows, but never within a token.
+on, and stops after a page of rows or bytes, but never within a token. A token that is
+larger than a page has a page of its own.
 
 :func:`query_page` reads the rows of one writer, for a catch-up. A stream with several
 tables has one query per table, and the page ends at the lowest token at which a query
@@ -14,13 +15,14 @@ with one table. The end of a page is a token with the position of each writer.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable
 from operator import itemgetter
 from typing import Any
 
 from synapse_replication.storage.database import Transaction
 from synapse_replication.storage.queries import identifier
-from synapse_replication.storage.row_queries import RowQuery
+from synapse_replication.storage.row_queries import RowQuery, page_sql
 from synapse_replication.streams.rows import RowCodec
 from synapse_replication.streams.stream import (
     EncodedUpdates,
@@ -43,23 +45,22 @@ def query_page(
 
     :param txn: a cursor.
     :param limit: the most rows of each query, exceeded only so as not to split a token.
+        A page of a declared stream also ends after :data:`.PAGE_BYTES`.
     """
     upto = upto_token
     found: list[tuple[int, Any]] = []
     seen: set[tuple[int, str | None]] = set()
     for query in queries:
-        txn.execute(
-            query.sql,
-            {
-                "instance_name": instance_name,
-                "after": from_token,
-                # Rows beyond the end of this page would be read again with the next.
-                "up_to": upto,
-                "limit": limit,
-            },
-        )
-        rows = txn.fetchall()
-        if len(rows) >= limit:
+        parameters = {
+            "instance_name": instance_name,
+            "after": from_token,
+            # Rows beyond the end of this page would be read again with the next.
+            "up_to": upto,
+            "limit": limit,
+        }
+        statements = query.sql, query.sql_of_large_rows
+        rows, is_cut = _read_page(txn, query, statements, parameters)
+        if is_cut or len(rows) >= limit:
             upto = rows[-1][0]
         if query.distinct:
             rows = sorted(set(rows) - seen)
@@ -70,6 +71,23 @@ def query_page(
     # New pairs would cost as much again as the test.
     updates = [row for row in found if row[0] <= upto and row[1] is not None]
     return StreamUpdateResult(EncodedUpdates(updates), upto, upto < upto_token)
+
+
+def _read_page(
+    txn: Transaction, query: RowQuery, statements: Iterable[str], parameters: Any
+) -> tuple[list[Any], bool]:
+    """Return the records of a page, and whether it ends because of its size.
+
+    :param statements: the one for small rows, and the one for large rows; see
+        :func:`.page_sql`.
+    """
+    for statement in statements:
+        txn.execute(statement, parameters)
+        records = txn.fetchall()
+        if not query.sizes or None not in map(itemgetter(-1), records):
+            return records, False
+    end = bisect_left(records, True, key=lambda record: record[-1] is None)
+    return records[:end], True
 
 
 def read_rows_between(
@@ -105,20 +123,19 @@ def read_rows_between(
     # The index is on the column, not on its negation: add bounds on the column itself.
     index = f"{id_} < %s AND {id_} >= %s AND " if query.negative else ""
     index_bounds = (-low.stream, -high.get_max_stream_pos()) if query.negative else ()
-    txn.execute(
-        f"SELECT {token}, {writer_column}, {query.row_expression} "
-        f"FROM {identifier(ids.table)} AS {alias} {query.joined} "
-        f"WHERE {index}{condition} "
-        f"ORDER BY {token} FETCH FIRST %s ROWS WITH TIES",
-        (*names, *index_bounds, *positions, limit),
+    outputs, condition = f"{token}, {writer_column}", index + condition
+    statements = (
+        page_sql(query, outputs, condition, token, str(limit), large)
+        for large in (False, True)
     )
-    records = txn.fetchall()
+    parameters = *names, *index_bounds, *positions
+    records, is_cut = _read_page(txn, query, statements, parameters)
     rows = codec.decode([text for _, _, text in records]).rows
     positioned = [
         PositionedRow(PersistedPosition(name, position), row)
         for (position, name, _), row in zip(records, rows, strict=True)
     ]
-    if len(records) < limit:
+    if len(records) < limit and not is_cut:
         return RowsBetween(positioned, high, False)
     upto = low.after_partial_read(high, records[-1][0])
     return RowsBetween(positioned, upto, upto != high)

@@ -2,7 +2,9 @@
 
 A catch-up reads pages of rows (:attr:`RowQuery.sql`): each statement returns one
 writer's rows in ``(%(after)s, %(up_to)s]``, in ascending order of token, and stops
-after ``%(limit)s`` rows but never within a token (``WITH TIES``). The pipeline reads
+after ``%(limit)s`` rows but never within a token (``WITH TIES``). A page of a declared
+stream, whose rows may be large, is also bounded in bytes; the rows of the standard
+streams are small. The pipeline reads
 ranges of the same rows, of all writers, with statements of its own that it builds from
 a :class:`RowQuery`.
 
@@ -32,6 +34,7 @@ from msgspec.structs import replace
 
 from synapse_replication.storage.queries import id_expressions, identifier
 from synapse_replication.streams.id_column import IdColumn
+from synapse_replication.streams.pages import PAGE_BYTES
 from synapse_replication.streams.standard.registry import (
     STANDARD_STREAMS,
     RowTable,
@@ -86,6 +89,8 @@ class RowQuery(Struct, frozen=True, kw_only=True):
         ``None`` if the table has none. An older database may lack the column.
     :ivar negative: whether ids are negative and count down.
     :ivar distinct: whether the table may have several rows for one row of the stream.
+    :ivar sizes: expressions whose sum is the approximate size of a row as JSON text, in
+        bytes; empty if rows are never large.
     """
 
     ids: IdColumn
@@ -97,6 +102,7 @@ class RowQuery(Struct, frozen=True, kw_only=True):
     written_ms_column: str | None = None
     negative: bool = False
     distinct: bool = False
+    sizes: tuple[str, ...] = ()
 
     @property
     def sql(self) -> str:
@@ -104,9 +110,18 @@ class RowQuery(Struct, frozen=True, kw_only=True):
 
         It has the named parameters ``instance_name``, ``after`` (exclusive), ``up_to``
         (inclusive) and ``limit``. A record is a token and the row as JSON text; the
-        text is ``NULL`` if the event that the row describes was deleted.
+        text is ``NULL`` if the event that the row describes was deleted, or if the page
+        has no room for the row: see :func:`page_sql`.
         """
-        return _event_sql(self) if self.details else _table_sql(self)
+        return _event_sql(self) if self.details else _table_sql(self, large=False)
+
+    @property
+    def sql_of_large_rows(self) -> str:
+        """The statement for a page with a row that :attr:`sql` returned as ``NULL``.
+
+        It has the same parameters.
+        """
+        return _table_sql(self, large=True)
 
     @property
     def row_expression(self) -> str:
@@ -117,24 +132,78 @@ class RowQuery(Struct, frozen=True, kw_only=True):
         return f"{row}::text"
 
 
-def _table_sql(query: RowQuery) -> str:
-    """Return the statement for rows whose columns are all in one table.
-
-    PostgreSQL encodes the rows as JSON, since a timestamp or a numeric column has no
-    other representation that every peer can read.
-    """
+def _table_sql(query: RowQuery, *, large: bool) -> str:
+    """Return the statement for rows whose columns are all in one table."""
     ids = query.ids
     token, order, bounds = id_expressions(identifier(ids.id_column), query.negative)
     writer = "TRUE"
     if ids.writer_column is not None:
         writer = f"{identifier(ids.writer_column)} = %(instance_name)s"
-    return f"""
-        SELECT {token}, {query.row_expression}
-        FROM {identifier(ids.table)} AS {query.alias}
-        WHERE {writer} AND {bounds}
+    return page_sql(query, token, f"{writer} AND {bounds}", order, "%(limit)s", large)
+
+
+def page_sql(
+    query: RowQuery, outputs: str, condition: str, order: str, limit: str, large: bool
+) -> str:
+    """Return a statement for a page of rows of one table.
+
+    PostgreSQL encodes the rows as JSON, since a timestamp or a numeric column has no
+    other representation that every peer can read.
+
+    If the query has :attr:`~RowQuery.sizes`, a row that exceeds its share of
+    :data:`.PAGE_BYTES` is ``NULL``. To sum up sizes takes as long as to encode small
+    rows, so it is left to a second statement.
+
+    :param outputs: the expressions to select before the row.
+    :param limit: the most rows: a number or a parameter.
+    :param large: whether to return that second statement, for a page with large rows:
+        the rows of the tokens that do not fit into the page are ``NULL``, except those
+        of the first token. Large values that do not fit are not read.
+    """
+    table = f"{identifier(query.ids.table)} AS {query.alias} {query.joined}"
+    page = f"""FROM {table}
+        WHERE {condition}
         ORDER BY {order}
-        FETCH FIRST %(limit)s ROWS WITH TIES
+        FETCH FIRST {limit} ROWS WITH TIES"""
+    row, size = query.row_expression, " + ".join(query.sizes)
+    if not large:
+        if size:
+            row = f"CASE WHEN {size} <= {PAGE_BYTES} / {limit} THEN {row} END"
+        return f"SELECT {outputs}, {row} {page}"
+    id_ = f"{query.alias}.{identifier(query.ids.id_column)}"
+    # No column of a declared stream has a name with a space.
+    return f"""
+        SELECT {outputs},
+            CASE WHEN "page size" <= {PAGE_BYTES} OR {id_} = "page start"
+            THEN {row} END
+        FROM (
+            SELECT *, sum({size}) OVER page AS "page size",
+                first_value({id_}) OVER page AS "page start"
+            FROM (SELECT {query.alias}.* {page}) AS {query.alias}
+            WINDOW page AS (ORDER BY {order})
+        ) AS {query.alias}
+        ORDER BY {order}
         """
+
+
+def _size(column: str, type_: Any) -> str | None:
+    """Return an expression for the size of a column as text; ``None`` if it is small.
+
+    It does not read a large text, which is stored outside of its row. Whether another
+    value of more than 500 bytes is compressed is not known, so it is read.
+    """
+    if type_ in _SMALL_TYPES:
+        return None
+    size = f"octet_length({column}::text)"
+    if type_ not in (str, str | None):
+        stored = f"pg_column_size({column})"
+        size = f"CASE WHEN {stored} > 500 THEN {size} ELSE {stored} END"
+    return f"coalesce({size}, 0)"
+
+
+_SMALL_TYPES = tuple(
+    each for type_ in (int, float, bool) for each in (type_, type_ | None)
+)
 
 
 def declared_query(declaration: TableStream) -> RowQuery:
@@ -145,7 +214,13 @@ def declared_query(declaration: TableStream) -> RowQuery:
         f"to_json({identifier(name)})" if type_ is Any else identifier(name)
         for name, type_ in declaration.columns
     )
-    return RowQuery(ids=ids, columns=columns, negative=declaration.negative)
+    sizes = (_size(identifier(name), type_) for name, type_ in declaration.columns)
+    return RowQuery(
+        ids=ids,
+        columns=columns,
+        negative=declaration.negative,
+        sizes=tuple(size for size in sizes if size is not None),
+    )
 
 
 def declared_insert(declaration: TableStream) -> str:

@@ -100,6 +100,55 @@ class PostgresStreamTests(SynchronousTestCase):
         self.assertEqual(self.fetch_all(stream, "w1", 0, 9), [(5, ["a", 1])])
         self.assertEqual(self.fetch_all(stream, "w2", 0, 9), [(6, ["b", 2])])
 
+    def test_page_bytes(self) -> None:
+        """
+        A page ends before a token that does not fit; a larger token has its own page.
+        """
+        mib = 1024 * 1024
+        sizes = [3, 1, 2, 20, 20, 1, 1]
+        tokens = [2, 3, 4, 5, 5, 6, 7]
+        for token, size in zip(tokens, sizes, strict=True):
+            self.execute(
+                f"INSERT INTO orders VALUES ({token}, 'w2', "
+                f"repeat('x', {size * mib - 100}), {size})"
+            )
+        ends = []
+        found = []
+        after = 1
+        while after < 7:
+            page = self.wait(self.make().get_updates_since("w2", after, 7))
+            after = page.upto_token
+            ends.append(after)
+            found += [(token, row[1]) for token, row in page.updates]
+            self.assertEqual(page.limited, after < 7)
+        self.assertEqual(ends, [3, 4, 5, 7])
+        self.assertEqual(found, list(zip(tokens, sizes, strict=True)))
+
+    def test_page_bytes_of_json(self) -> None:
+        """A large value that PostgreSQL stores in few bytes counts as large."""
+        self.execute(
+            "CREATE TABLE notes (id bigint, note jsonb, at timestamptz); "
+            "CREATE INDEX ON notes (id); "
+            "INSERT INTO notes SELECT id, to_jsonb(repeat('x', 3000000)), now() "
+            "FROM generate_series(2, 5) AS id; "
+            "INSERT INTO notes SELECT id, 'null', NULL FROM generate_series(6, 9) AS id"
+        )
+        notes = TableStream(
+            name="notes",
+            table="notes",
+            id_column="id",
+            columns={"note": Any, "at": str | None},
+            sequence="orders_seq",
+            writers=["w2"],
+        )
+        ends = []
+        after = 1
+        while after < 9:
+            page = self.wait(self.make(notes).get_updates_since("w2", after, 9))
+            after = page.upto_token
+            ends.append(after)
+        self.assertEqual(ends, [2, 3, 4, 9])
+
     def test_nothing_beyond_the_sequence(self) -> None:
         """If the bound is too far, pages end at the sequence, and report this end."""
         self.execute("INSERT INTO orders VALUES (5, 'w2', 'a', 1), (6, 'w2', 'b', 2)")

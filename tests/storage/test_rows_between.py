@@ -74,6 +74,23 @@ class OrdersTestCase(SynchronousTestCase):
 class RowsBetweenTests(OrdersTestCase):
     """Tests for get_rows_between and current_stream_token."""
 
+    def test_page_bytes(self) -> None:
+        """A page ends before an id that does not fit; a larger row has its own page."""
+        for id_, writer, mib in ((2, "a", 3), (3, "b", 3), (4, "a", 20), (5, "b", 1)):
+            self.execute(
+                "INSERT INTO orders (stream_id, instance_name, order_id, note) VALUES "
+                f"({id_}, '{writer}', 'o{id_}', repeat('x', {mib * 1024 * 1024}))"
+            )
+        high = MultiWriterStreamToken(5, {"a": 5, "b": 5})
+        upto = MultiWriterStreamToken(1)
+        ends = []
+        while upto != high:
+            page: RowsBetween = self.wait(self.stream.get_rows_between(upto, high))
+            self.assertEqual(page.limited, page.upto != high)
+            ends.append([each.position.stream for each in page.rows])
+            upto = page.upto
+        self.assertEqual(ends, [[2], [3], [4], [5]])
+
     def between(
         self,
         low: MultiWriterStreamToken | None,
