@@ -59,7 +59,8 @@ class DropInCommandHandler(handler.ReplicationCommandHandler):
     host: SynapseHost
 
     def __init__(self, hs: Any) -> None:
-        self._hs = hs
+        self.hs = hs
+        self.server_name = hs.hostname
         observer = observer_of(hs)
         self.host = SynapseHost(hs, monitoring_of(hs).hooks)
         self._epochs = epochs = PeerEpochs()
@@ -128,7 +129,7 @@ class DropInCommandHandler(handler.ReplicationCommandHandler):
 
         :return: ``None`` if it is disabled, or if the database is not PostgreSQL.
         """
-        hs = self._hs
+        hs = self.hs
         database = HostDatabase(hs.get_datastores().main.db_pool, hs.hostname)
         if not database.is_postgres:
             return None
@@ -153,7 +154,7 @@ class DropInCommandHandler(handler.ReplicationCommandHandler):
         if self._is_stopping:
             return
         self._is_stopping = True
-        self._hs.get_reactor().removeSystemEventTrigger(trigger)
+        self.hs.get_reactor().removeSystemEventTrigger(trigger)
         self._end_checks()
         self._stop_sending()
         for factory in factories:
@@ -163,7 +164,7 @@ class DropInCommandHandler(handler.ReplicationCommandHandler):
         """End the periodic checks, and return :meth:`.Monitoring.end`'s result."""
         if self._position_check is not None:
             self._position_check.stop()
-        return monitoring_of(self._hs).end()
+        return monitoring_of(self.hs).end()
 
     async def _stop(self, factories: Sequence[Any]) -> None:
         """Send pending rows and commands, then close the connections to Redis."""
@@ -171,7 +172,7 @@ class DropInCommandHandler(handler.ReplicationCommandHandler):
             return
         self._is_stopping = True
         spans_sent = self._end_checks()
-        streamer = self._hs.get_replication_streamer()
+        streamer = self.hs.get_replication_streamer()
         if isinstance(streamer, ReplicationStreamer):
             await self._wait_for(Deferred.fromCoroutine(streamer.stop()))
         # Yield, so that other parts of the host can send during their shutdown.
@@ -193,7 +194,7 @@ class DropInCommandHandler(handler.ReplicationCommandHandler):
         self.host.processes.stop()
 
     async def _wait_for(self, deferred: Deferred[Any]) -> None:
-        deferred.addTimeout(_DRAIN_TIMEOUT, self._hs.get_reactor())
+        deferred.addTimeout(_DRAIN_TIMEOUT, self.hs.get_reactor())
         try:
             await make_yieldable(deferred)
         except TimeoutError as error:
@@ -221,25 +222,6 @@ class DropInCommandHandler(handler.ReplicationCommandHandler):
     def _channels_to_subscribe_to(self) -> list[str]:
         # The host's tests use this attribute, too.
         return list(self._channels)
-
-    def on_lock_released(
-        self, instance_name: str, lock_name: str, lock_key: str
-    ) -> None:
-        """Send LOCK_RELEASED if a lock of this process was released."""
-        if instance_name == self.host.identity.instance_name:
-            self.sender.send(
-                commands.LockReleasedCommand(instance_name, lock_name, lock_key)
-            )
-
-    async def on_rdata(
-        self, stream_name: str, instance_name: str, token: int, rows: list[Any]
-    ) -> None:
-        """Deliver rows to the host's data handler, as if they had been received."""
-        await self.host.rows.on_rdata(stream_name, instance_name, token, rows)
-
-    def send_positions_to_connection(self) -> None:
-        """Announce the positions of the streams that this process writes."""
-        self.sender.announce_positions()
 
     # -- connections of the host --------------------------------------------------
 
@@ -278,8 +260,12 @@ class DropInCommandHandler(handler.ReplicationCommandHandler):
         """Remove a connection."""
         super().lost_connection(self._foreign.pop(connection, connection))
 
-    def _receive(self, connection: Any, command: Any) -> None:
-        """Handle a command that the host's connection has received."""
+    def receive_command(self, connection: Any, command: Any) -> None:
+        """Handle a command that a connection has received.
+
+        :param connection: a connection of this package or of the host.
+        :param command: a command, of this package's class or the host's own.
+        """
         if not isinstance(command, commands.Command):
             # It is of the host's own class: the part "commands" is not replaced.
             command = commands.parse_command_from_line(
@@ -287,72 +273,6 @@ class DropInCommandHandler(handler.ReplicationCommandHandler):
             )
         self.received(self._foreign.get(connection, connection), [command])
 
-    on_CANCEL_TASK = _receive
-    on_CLEAR_USER_SYNC = _receive
-    on_FEDERATION_ACK = _receive
-    on_LOCK_RELEASED = _receive
-    on_NEW_ACTIVE_TASK = _receive
-    on_POSITION = _receive
-    on_RDATA = _receive
-    on_REMOTE_SERVER_UP = _receive
-    on_REPLICATE = _receive
-    on_USER_IP = _receive
-    on_USER_SYNC = _receive
-
-    # -- commands of the host -----------------------------------------------------
-
-    def connected(self) -> bool:
-        """Return whether there is a link to send on."""
-        return self.sender.connected()
-
-    def send_command(self, cmd: Any) -> None:
-        """Send a command, of this package's class or the host's own."""
-        self.sender.send(cmd)
-
-    def send_federation_ack(self, token: int) -> None:
-        """Report the token up to which this federation sender has sent."""
-        name = self.host.identity.instance_name
-        self.sender.send(commands.FederationAckCommand(name, token))
-
-    def send_user_sync(
-        self,
-        instance_id: str,
-        user_id: str,
-        device_id: str | None,
-        is_syncing: bool,
-        last_sync_ms: int,
-    ) -> None:
-        """Report that a user started, continues or stopped syncing."""
-        self.sender.send(
-            commands.UserSyncCommand(
-                instance_id, user_id, device_id, is_syncing, last_sync_ms
-            )
-        )
-
-    def send_user_ip(
-        self,
-        user_id: str,
-        access_token: str,
-        ip: str,
-        user_agent: str,
-        device_id: str | None,
-        last_seen: int,
-    ) -> None:
-        """Report that a client was seen."""
-        self.sender.send(
-            commands.UserIpCommand(
-                user_id, access_token, ip, user_agent, device_id, last_seen
-            )
-        )
-
-    def send_remote_server_up(self, server: str) -> None:
-        """Report that a remote server is reachable again."""
-        self.sender.send(commands.RemoteServerUpCommand(server))
-
-    def send_new_active_task(self, task_id: str) -> None:
-        """Report that a task is ready to run."""
-        self.sender.send(commands.NewActiveTaskCommand(task_id))
-
-    def stream_update(self, stream_name: str, token: int | None, data: Any) -> None:
-        """Send one row immediately, without the streamer."""
-        self.sender.stream_update(stream_name, token, data)
+    def is_stream_connected(self, conn: Any, stream_name: str) -> bool:
+        """Return whether rows of a stream can be received now."""
+        return super().is_stream_connected(self._foreign.get(conn, conn), stream_name)

@@ -30,6 +30,7 @@ from synapse_replication.handlers.events import (
     DiscardReason,
     FeatureUnavailable,
 )
+from synapse_replication.handlers.host_calls import HostCalls
 from synapse_replication.handlers.host_commands import HostCommandDispatcher
 from synapse_replication.handlers.interfaces import (
     Link,
@@ -47,7 +48,7 @@ from synapse_replication.handlers.receiving.receiver import StreamReceiver
 from synapse_replication.handlers.redaction import without_secrets
 from synapse_replication.handlers.sending.answers import PositionAnswers
 from synapse_replication.handlers.sending.sender import CommandSender
-from synapse_replication.streams.reader import Reader
+from synapse_replication.streams.reader import Reader, State
 from synapse_replication.streams.rows import encode_json
 from synapse_replication.streams.stream import CheckedStream, Stream
 from synapse_replication.wire import commands
@@ -79,7 +80,7 @@ class HandlerOptions(Struct, frozen=True):
     writers: DeclaredWriters | None = None
 
 
-class ReplicationCommandHandler:
+class ReplicationCommandHandler(HostCalls):
     """Receives the commands of all connections.
 
     Use it in the reactor's thread only. After :meth:`start_replication` no channel can
@@ -273,6 +274,32 @@ class ReplicationCommandHandler:
     def excuse_request(self, connection: ReplicationConnection) -> None:
         """Leave the next REPLICATE unanswered: the extension answers its sender."""
         self._answers.excuse(connection)
+
+    def should_announce_positions(self) -> bool:
+        """Return whether all positions will be announced in a moment.
+
+        Requests that arrive shortly after one another are answered together.
+        """
+        return self._answers.is_waiting()
+
+    def will_announce_positions(self) -> None:
+        """Leave out the next answer: the caller announces all positions now."""
+        self._answers.announced()
+
+    def is_stream_connected(
+        self, conn: ReplicationConnection, stream_name: str
+    ) -> bool:
+        """Return whether rows of a stream can be received now.
+
+        :return: whether the connection is up, and a writer of the stream is live: it
+            has announced its position, and no earlier row is missing.
+        """
+        receiver = self.receivers.get(stream_name)
+        return (
+            conn in self.sender.links
+            and receiver is not None
+            and any(each.state is State.LIVE for each in receiver.readers().values())
+        )
 
     def _receiver_for(
         self, stream_name: str, instance_name: str, count: int

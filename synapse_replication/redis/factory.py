@@ -311,17 +311,17 @@ class SynapseRedisFactory(txredisapi.RedisFactory):  # type: ignore[misc]
         return super().buildProtocol(addr)
 
     @override
-    def addConnection(self, connection: Any) -> None:
-        super().addConnection(connection)
+    def addConnection(self, conn: Any) -> None:
+        super().addConnection(conn)
         if self.pool and not self._pings.running:
             self._pings.start(self._ping_interval, now=False)
 
     @override
-    def delConnection(self, connection: Any) -> None:
-        super().delConnection(connection)
+    def delConnection(self, conn: Any) -> None:
+        super().delConnection(conn)
         # txredisapi leaves a lost connection in its queue, and so in memory.
         with contextlib.suppress(ValueError):
-            self.connectionQueue.remove(connection)
+            self.connectionQueue.remove(conn)
         if not self.pool and self._pings.running:
             self._pings.stop()
 

@@ -75,6 +75,17 @@ class PositionAnswers:
                 wait, self._announce, connection
             )
 
+    def is_waiting(self) -> bool:
+        """Return whether requests will be answered in a moment."""
+        return bool(self._waiting)
+
+    def announced(self) -> None:
+        """Drop the answers that wait, because all positions are being announced."""
+        for connection, waiting in self._waiting.items():
+            waiting.cancel()
+            self._answered[connection] = self._clock.seconds()
+        self._waiting.clear()
+
     def forget(self, connection: ReplicationConnection) -> None:
         """Drop the answers that wait for a connection, which was lost."""
         self._answered.pop(connection, None)
