@@ -23,11 +23,9 @@ print(*sorted({name.partition(".")[0] for name in sys.modules}))
 
 #: Imports what a process of a homeserver loads, then prints this package's modules.
 HOST_PROGRAM = """
-import importlib, sys
+import sys
 import synapse_replication.dropin.__main__
-from synapse_replication.dropin.substitution import SUBSTITUTIONS
-for known in SUBSTITUTIONS:
-    importlib.import_module(known.replacement.partition(":")[0])
+import synapse_replication.dropin.replaced_names
 print(*(name for name in sys.modules if name.startswith("synapse_replication.")))
 """
 
@@ -46,9 +44,7 @@ NOT_IN_HOST = (
     "synapse_replication.storage.row_queries",
     "synapse_replication.storage.writer_lock",
     "synapse_replication.streams.table",
-    "synapse_replication.tcp",
     "synapse_replication.transport.tls",
-    "synapse_replication.wire.connection",
     "treq",
 )
 

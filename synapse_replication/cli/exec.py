@@ -96,9 +96,9 @@ def exec_command(
 ) -> None:
     """Run a module of Synapse with this package's replication."""
     try:
-        substitutions = substitution.choose(only, excepted)
+        parts = substitution.choose(only, excepted)
         if as_list:
-            click.echo(_describe(substitutions))
+            click.echo(_describe(parts))
             return
         if module is None:
             raise click.UsageError("name a module with -m MODULE, or use --list")
@@ -106,15 +106,18 @@ def exec_command(
     except substitution.SubstitutionError as error:
         problems = [*error.problems, "nothing was started"]
         fail("\n".join(f"{_PREFIX}{problem}" for problem in problems))
-    _exec_module(substitutions, module, arguments, settings)
+    _exec_module(parts, module, arguments, settings)
 
 
-def _describe(substitutions: Sequence[substitution.Substitution]) -> str:
+def _describe(parts: Sequence[substitution.Part]) -> str:
     """Return a text with the replaced names, and the tested and installed versions."""
-    width = max(len(known.part) for known in substitutions)
+    # Loads all replacements, which only the listing needs here.
+    from synapse_replication.dropin.replaced_names import substitutions_of
+
+    width = max(map(len, parts))
     lines = [
-        f"{known.part:<{width}}  {known}\n{'':<{width}}    -> {known.replacement}"
-        for known in substitutions
+        f"{known.part:<{width}}  {known}\n{'':<{width}}    -> {known.location}"
+        for known in substitutions_of(parts)
     ]
     tested = ", ".join(substitution.TESTED_VERSIONS)
     found = substitution.installed_version() or "none"
@@ -144,23 +147,22 @@ def _check_version(*, strict: bool) -> None:
 
 
 def _exec_module(
-    substitutions: Sequence[substitution.Substitution],
+    parts: Sequence[substitution.Part],
     module: str,
     arguments: Sequence[str],
     settings: Mapping[str, Any],
 ) -> NoReturn:
     """Replace this process with one that applies substitutions and runs a module.
 
-    :param substitutions: the names to replace; all those of their parts.
+    :param parts: the parts to replace.
     :param module: the module to run as ``__main__``.
     :param arguments: its arguments.
     :param settings: the values of the settings, by the names of their options.
     """
-    parts = ",".join(dict.fromkeys(known.part for known in substitutions))
     command = [
         sys.executable,
         *interpreter_options(sys.orig_argv, len(sys.argv) - 1),
-        *("-m", "synapse_replication.dropin", parts, module, *arguments),
+        *("-m", "synapse_replication.dropin", ",".join(parts), module, *arguments),
     ]
     variables = to_environ({variable(name): value for name, value in settings.items()})
     os.execve(sys.executable, command, {**os.environ, **variables})

@@ -5,13 +5,14 @@ arguments. ``synapse-replication exec`` starts this program, and passes the sett
 the environment.
 
 Theory of operation: before the module is run as ``__main__``, the selected names of
-``replaced_names.csv`` are replaced, all or none, so that the module and its imports use
-the replacements. The installed Synapse is compared with the table first; if it differs,
+``replaced_names.py`` are replaced, all or none, so that the module and its imports use
+the replacements. The installed Synapse is compared with them first; if it differs,
 nothing is started.
 """
 
 from __future__ import annotations
 
+import importlib
 import runpy
 import sys
 from collections.abc import Sequence
@@ -50,7 +51,12 @@ def _prepare(parts: Sequence[str]) -> None:
     :raises HooksNotFoundError: if a function that subscribes to hooks cannot be
         imported.
     """
-    substitution.substitute(substitution.choose(parts, ()))
+    chosen = substitution.choose(parts, ())
+    # The host chooses its reactor first; replaced_names imports one.
+    importlib.import_module("synapse")
+    from synapse_replication.dropin.replaced_names import replace_parts
+
+    replace_parts(chosen)
     load_hooks(own_settings().hooks)
     installed = substitution.installed_version()
     problem = substitution.version_problem(installed)

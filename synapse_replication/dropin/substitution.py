@@ -1,12 +1,18 @@
-"""The names of Synapse that this package replaces, and their replacement.
+"""Comparing the installed homeserver with this package, and replacing its names.
 
-Theory of operation: each row of ``replaced_names.csv`` is a :class:`Substitution`: a
-name of the host, its signature, and the methods that its callers use, as they were read
-from installed packages. A row belongs to a part of the host, which an operator can
-select. :func:`check` compares rows with the installed host, whose modules it imports,
-and replaces nothing. :func:`substitute` then replaces the name in its module, and in
-every module of the host that imported it with ``from ... import``, so that the modules
-of the host do not use a mixture of both implementations.
+Theory of operation: a :class:`Substitution` is a name of the host and the object that
+replaces it; ``replaced_names.py`` lists them. A substitution belongs to a part of the
+host, which an operator can select. :func:`check` imports the host's modules, compares
+every public name of what is replaced with the replacement, and replaces nothing:
+
+- the signature, and for a class its methods and their signatures, which of them are
+  coroutines, its attributes, and those that its methods store in an instance;
+- in a module of which all public names are replaced or known, the names themselves.
+
+A difference is a problem unless the substitution states why nobody needs that name.
+:func:`substitute` then replaces the name in its module, and in every module of the host
+that imported it with ``from ... import``, so that the modules of the host do not use a
+mixture of both implementations.
 """
 
 from __future__ import annotations
@@ -15,21 +21,38 @@ import importlib
 import importlib.metadata
 import inspect
 import sys
-from collections.abc import Iterable, Mapping
-from pathlib import Path
-from types import MappingProxyType, ModuleType
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import FunctionType, ModuleType
+from typing import Any, Final, Literal, get_args
 
-from msgspec import Struct
+import attrs
 
-from synapse_replication.data_files import read_table
+from synapse_replication.dropin.introspection import (
+    admits,
+    defined_names,
+    public_names,
+    signature_of,
+)
 from synapse_replication.errors import ReplicationError
 
-#: The distribution that the table describes.
+#: The distribution that is replaced in part.
 DISTRIBUTION: Final = "matrix-synapse"
 
-#: The versions of matrix-synapse with which the table was tested.
+#: The versions of matrix-synapse that were compared and tested.
 TESTED_VERSIONS: Final = ("1.153.0", "1.163.0", "1.163.1", "1.163.2")
+
+#: The parts that an operator can select. The manual describes them.
+Part = Literal[
+    "commands",
+    "protocol",
+    "handler",
+    "notifier",
+    "redis",
+    "backlog",
+    "external_cache",
+    "ids",
+]
+PARTS: Final[tuple[Part, ...]] = get_args(Part)
 
 
 class SubstitutionError(ReplicationError):
@@ -43,65 +66,58 @@ class SubstitutionError(ReplicationError):
         super().__init__("\n".join(self.problems))
 
 
-class Substitution(Struct, frozen=True):
+def _split(names: str) -> frozenset[str]:
+    return frozenset(names.split())
+
+
+@attrs.frozen
+class Difference:
+    """Public names of the host that the replacement lacks, or has otherwise.
+
+    :ivar names: given as one string, separated by spaces.
+    :ivar reason: why nobody needs these names, or why the difference is of no
+        consequence.
+    """
+
+    names: frozenset[str] = attrs.field(converter=_split)
+    reason: str = attrs.field(validator=attrs.validators.min_len(1))
+
+
+@attrs.frozen
+class Substitution:
     """One name of the host and its replacement.
 
     :ivar part: the part of the host, selectable by an operator, that contains the name.
     :ivar module: the host's module.
     :ivar name: the name in that module.
-    :ivar replacement: the replacement, as ``module:name``.
-    :ivar shapes: the accepted signatures, in the format of :func:`shape`; empty for a
-        value that is not called.
-    :ivar methods: the signatures of the methods that the host calls, without ``self``.
-    :ivar extends: whether ``replacement`` names a function that is called with the
-        original object and returns the replacement.
+    :ivar replacement: the object that replaces it.
+    :ivar extends: whether ``replacement`` is instead a function that is called with the
+        original class and returns a subclass.
+    :ivar differences: the accepted differences.
     """
 
-    part: str
+    part: Part
     module: str
     name: str
-    replacement: str
-    shapes: tuple[str, ...] = ()
-    methods: Mapping[str, str] = MappingProxyType({})
+    replacement: Callable[..., Any]
     extends: bool = False
+    differences: tuple[Difference, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.module}.{self.name}"
 
-    def load_replacement(self, original: Any) -> Any:
-        """Import the replacement; if :attr:`extends`, derive it from ``original``."""
-        module, _, name = self.replacement.partition(":")
-        ours = getattr(importlib.import_module(module), name)
-        return ours(original) if self.extends else ours
+    @property
+    def location(self) -> str:
+        """The module and the name of the replacement, for display."""
+        return f"{self.replacement.__module__}:{self.replacement.__qualname__}"
+
+    def replacement_for(self, original: Any) -> Any:
+        """Return the replacement; if :attr:`extends`, derive it from ``original``."""
+        return self.replacement(original) if self.extends else self.replacement
 
 
-def _read_substitution(row: Mapping[str, str]) -> Substitution:
-    """Return a substitution; the names are relative to ``synapse`` and this package."""
-    module, _, name = row["Name"].partition(":")
-    signatures = row["Signatures"].splitlines()
-    # Signatures that begin with a name are those of methods.
-    methods = [each for each in signatures if not each.startswith("(")]
-    return Substitution(
-        part=row["Part"],
-        module=f"synapse.{module}",
-        name=name,
-        replacement=f"synapse_replication.{row['Replacement']}",
-        shapes=tuple(each for each in signatures if each not in methods),
-        methods={each[: each.index("(")]: each[each.index("(") :] for each in methods},
-        extends=row["Extends"] == "yes",
-    )
-
-
-SUBSTITUTIONS: Final = tuple(
-    map(_read_substitution, read_table(Path(__file__).with_name("replaced_names.csv")))
-)
-
-#: The parts that an operator can select. The manual describes them.
-PARTS: Final = tuple(dict.fromkeys(known.part for known in SUBSTITUTIONS))
-
-
-def choose(only: Iterable[str], excepted: Iterable[str]) -> tuple[Substitution, ...]:
-    """Return the substitutions of the selected parts.
+def choose(only: Iterable[str], excepted: Iterable[str]) -> tuple[Part, ...]:
+    """Return the parts that an operator has selected.
 
     :param only: the parts to replace; all if empty.
     :param excepted: the parts that are not replaced.
@@ -113,10 +129,10 @@ def choose(only: Iterable[str], excepted: Iterable[str]) -> tuple[Substitution, 
         raise SubstitutionError(
             [f"there is no part {', '.join(unknown)}; the parts are {known}"]
         )
-    parts = (only or set(PARTS)) - excepted
-    if not parts:
+    selected = (only or set(PARTS)) - excepted
+    if not selected:
         raise SubstitutionError(["every part is excluded: nothing would be replaced"])
-    return tuple(known for known in SUBSTITUTIONS if known.part in parts)
+    return tuple(part for part in PARTS if part in selected)
 
 
 def installed_version() -> str | None:
@@ -139,89 +155,116 @@ def version_problem(version: str | None) -> str | None:
     return None
 
 
-class _SomeDefault:
-    """A default value in the text of a signature: there is one, whichever it is."""
-
-    def __repr__(self) -> str:
-        return ""
+# -- comparing ----------------------------------------------------------------------
 
 
-def shape(function: Any, *, is_method: bool = False) -> str:
-    """Return a signature as text: the names and kinds of its parameters.
-
-    Annotations and default values are omitted; a default is indicated by ``=``.
-
-    :param is_method: whether ``function`` is a method, so that ``self`` is omitted.
-    """
-    if isinstance(function, (staticmethod, classmethod)):
-        is_method = isinstance(function, classmethod)
-        function = function.__func__
-    parameters = [
-        inspect.Parameter(
-            each.name,
-            each.kind,
-            default=each.empty if each.default is each.empty else _SomeDefault(),
-        )
-        for each in inspect.signature(function).parameters.values()
-    ]
-    return str(inspect.Signature(parameters[1:] if is_method else parameters))
-
-
-def check(substitutions: Iterable[Substitution]) -> list[str]:
+def check(
+    substitutions: Iterable[Substitution],
+    modules: Mapping[str, Iterable[Difference]],
+) -> list[str]:
     """Compare the installed host with the substitutions.
 
+    :param modules: the modules of which all public names are known, each with the names
+        that are not replaced.
     :return: a description of each difference; empty if there is none.
     """
-    return [problem for known in substitutions for problem in _check_one(known)]
-
-
-def _check_one(substitution: Substitution) -> list[str]:
-    try:
-        module = importlib.import_module(substitution.module)
-    except ImportError as error:
-        return [f"{substitution} cannot be replaced: {error}"]
-    original = getattr(module, substitution.name, None)
-    if original is None:
-        return [f"{substitution} is missing"]
-    problems = []
-    if substitution.shapes:
-        found = shape(original)
-        if found not in substitution.shapes:
-            known = " or ".join(substitution.shapes)
-            problems.append(f"{substitution} has the signature {found}, not {known}")
-    for name, expected in substitution.methods.items():
-        # getattr_static() neither binds methods nor evaluates properties.
-        try:
-            method = inspect.getattr_static(original, name)
-        except AttributeError:
-            problems.append(f"{substitution}.{name} is missing")
-            continue
-        if not (callable(method) or isinstance(method, (staticmethod, classmethod))):
-            problems.append(f"{substitution}.{name} is not a method")
-        elif (found := shape(method, is_method=True)) != expected:
-            problems.append(
-                f"{substitution}.{name} has the signature {found}, not {expected}"
-            )
+    substitutions = list(substitutions)
+    problems = [problem for known in substitutions for problem in _check_one(known)]
+    replaced: dict[str, set[str]] = {}
+    for known in substitutions:
+        replaced.setdefault(known.module, set()).add(known.name)
+    for module, kept in modules.items():
+        if module in replaced and module in sys.modules:
+            known_names = replaced[module].union(*(each.names for each in kept))
+            problems += [
+                f"{module}.{name} is not known to synapse_replication, which replaces "
+                f"this module"
+                for name in sorted(defined_names(module) - known_names)
+            ]
     return problems
 
 
-def substitute(substitutions: Iterable[Substitution]) -> dict[str, Any]:
+def _check_one(substitution: Substitution) -> Iterator[str]:
+    try:
+        module = importlib.import_module(substitution.module)
+    except ImportError as error:
+        yield f"{substitution} cannot be replaced: {error}"
+        return
+    original = getattr(module, substitution.name, None)
+    if original is None:
+        yield f"{substitution} is missing"
+        return
+    ours = substitution.replacement_for(original)
+    accepted = frozenset[str]().union(
+        *(each.names for each in substitution.differences)
+    )
+    if problem := _signature_problem(original, ours):
+        yield f"{substitution} {problem}"
+    if isinstance(original, type):
+        own_names = public_names(ours)
+        for name in sorted(public_names(original) - accepted):
+            if name not in own_names:
+                yield f"{substitution}.{name} is missing in {substitution.location}"
+            elif problem := _member_problem(original, ours, name):
+                yield f"{substitution}.{name} {problem}"
+
+
+def _member_problem(original: type, ours: type, name: str) -> str | None:
+    """Return how a member of a class differs from ours; ``None`` if it does not."""
+    # getattr_static() neither binds methods nor evaluates properties.
+    theirs = inspect.getattr_static(original, name, None)
+    own = inspect.getattr_static(ours, name, None)
+    if _is_method(theirs) != _is_method(own):
+        is_, is_not = ("", "not ") if _is_method(theirs) else ("not ", "")
+        return f"is {is_}a method, and is {is_not}one in synapse_replication"
+    if not _is_method(theirs):
+        return None
+    if _is_coroutine(theirs) != _is_coroutine(own):
+        return "is a coroutine function only in one of both"
+    return _signature_problem(theirs, own, is_method=True)
+
+
+def _signature_problem(
+    theirs: object, own: object, *, is_method: bool = False
+) -> str | None:
+    found = signature_of(theirs, is_method=is_method)
+    expected = signature_of(own, is_method=is_method)
+    if admits(expected, found):
+        return None
+    return f"has the signature {found}, not {expected}"
+
+
+def _is_method(member: object) -> bool:
+    return isinstance(member, (FunctionType, staticmethod, classmethod))
+
+
+def _is_coroutine(member: object) -> bool:
+    return inspect.iscoroutinefunction(getattr(member, "__func__", member))
+
+
+# -- replacing ----------------------------------------------------------------------
+
+
+def substitute(
+    substitutions: Iterable[Substitution],
+    modules: Mapping[str, Iterable[Difference]],
+) -> dict[str, Any]:
     """Check all substitutions, then apply them.
 
+    :param modules: as for :func:`check`.
     :return: the original objects, by dotted name.
     :raises SubstitutionError: if the installed host differs; nothing is then changed.
     """
     substitutions = list(substitutions)
-    if problems := check(substitutions):
+    if problems := check(substitutions, modules):
         raise SubstitutionError(problems)
     originals: dict[str, Any] = {}
     # By the id of the original, which is unique as long as the original is retained.
     replacements: dict[int, Any] = {}
-    # Import all replacements first, so that a failing import changes nothing.
     for known in substitutions:
         original = getattr(sys.modules[known.module], known.name)
         originals[str(known)] = original
-        replacements[id(original)] = known.load_replacement(original)
+        replacements[id(original)] = known.replacement_for(original)
     roots = {known.module.partition(".")[0] for known in substitutions}
     for path, module in list(sys.modules.items()):
         if isinstance(module, ModuleType) and path.partition(".")[0] in roots:

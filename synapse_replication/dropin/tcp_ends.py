@@ -1,12 +1,11 @@
 """Replacements for both ends of a direct TCP connection, and for the server's factory.
 
-The protocols are loaded when the first end of a connection is created: a host with
-several processes connects them through Redis.
+A host with several processes connects them through Redis; it creates these ends only in
+its tests, or where its own listener for direct TCP is configured.
 """
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 from twisted.internet.interfaces import IAddress
@@ -18,60 +17,68 @@ from synapse_replication.dropin.foreign import as_connection_handler
 from synapse_replication.dropin.host_code import host_attribute
 from synapse_replication.dropin.observer import observer_of
 from synapse_replication.dropin.synapse_host import HostClock
+from synapse_replication.tcp import protocol
+from synapse_replication.wire.commands import Command
 
 
-def make_server_end(hs: Any, server_name: str, clock: Any, handler: Any) -> Any:
-    """Return the server's end of a connection."""
-    from synapse_replication.tcp.protocol import ServerReplicationStreamProtocol
-
-    return reusable(ServerReplicationStreamProtocol)(
-        server_name,
-        HostClock(clock, hs.get_reactor()),
-        as_connection_handler(hs, handler),
-        observer_of(hs),
-    )
-
-
-def make_client_end(
-    hs: Any, client_name: str, server_name: str, clock: Any, command_handler: Any
-) -> Any:
-    """Return the client's end of a connection."""
-    from synapse_replication.tcp.protocol import ClientReplicationStreamProtocol
-
-    return reusable(ClientReplicationStreamProtocol)(
-        client_name,
-        server_name,
-        HostClock(clock, hs.get_reactor()),
-        as_connection_handler(hs, command_handler),
-        observer_of(hs),
-    )
-
-
-@functools.cache
-def reusable(original: Any) -> Any:
-    """Return a subclass of a protocol that can be connected more than once.
+class _ReusableProtocol(protocol.BaseReplicationStreamProtocol):
+    """A protocol that can be connected more than once.
 
     A host's tests reconnect one object without calling ``connectionLost`` in between,
     also after they have closed it.
     """
 
-    class ReusableProtocol(original):  # type: ignore[misc]
-        """A protocol that can be connected more than once."""
+    _is_connected = False
 
-        _is_connected = False
+    @override
+    def makeConnection(self, transport: Any) -> None:
+        if self._is_connected:
+            self.connectionLost()
+        self._begin()
+        self._is_connected = True
+        super().makeConnection(transport)  # type: ignore[no-untyped-call]
 
-        def makeConnection(self, transport: Any) -> None:
-            if self._is_connected:
-                self.connectionLost()
-            self._begin()
-            self._is_connected = True
-            super().makeConnection(transport)
+    @override
+    def send_command(self, cmd: Command, do_buffer: bool = True) -> None:
+        # Commands are always sent in order, so none is buffered by the caller.
+        super().send_command(cmd)
 
-        def connectionLost(self, reason: Failure = connectionDone) -> None:
-            self._is_connected = False
-            super().connectionLost(reason)
+    @override
+    def connectionLost(self, reason: Failure = connectionDone) -> None:
+        self._is_connected = False
+        super().connectionLost(reason)
 
-    return ReusableProtocol
+
+class DropInServerProtocol(_ReusableProtocol, protocol.ServerReplicationStreamProtocol):
+    """The server's end of a connection."""
+
+    def __init__(self, hs: Any, server_name: str, clock: Any, handler: Any) -> None:
+        super().__init__(
+            server_name,
+            HostClock(clock, hs.get_reactor()),
+            as_connection_handler(hs, handler),
+            observer_of(hs),
+        )
+
+
+class DropInClientProtocol(_ReusableProtocol, protocol.ClientReplicationStreamProtocol):
+    """The client's end of a connection."""
+
+    def __init__(
+        self,
+        hs: Any,
+        client_name: str,
+        server_name: str,
+        clock: Any,
+        command_handler: Any,
+    ) -> None:
+        super().__init__(
+            client_name,
+            server_name,
+            HostClock(clock, hs.get_reactor()),
+            as_connection_handler(hs, command_handler),
+            observer_of(hs),
+        )
 
 
 class DropInProtocolFactory(ServerFactory):

@@ -7,7 +7,10 @@ from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.dropin.tcp_ends import make_client_end, make_server_end
+from synapse_replication.dropin.tcp_ends import (
+    DropInClientProtocol,
+    DropInServerProtocol,
+)
 from tests.dropin.host import FakeStream
 from tests.dropin.strict import StrictCluster, join
 
@@ -106,10 +109,10 @@ class StrictDirectTests(SynchronousTestCase):
         main.get_presence_handler = lambda: SimpleNamespace(
             get_currently_syncing_users_for_replication=list
         )
-        server: Any = make_server_end(
+        server: Any = DropInServerProtocol(
             main, "test", main.clock, main.get_replication_command_handler()
         )
-        client: Any = make_client_end(
+        client: Any = DropInClientProtocol(
             worker,
             "w",
             "test",

@@ -1,41 +1,62 @@
-"""Tests for the names of the host that are replaced, and for their replacement."""
+"""Tests for comparing the host with replacements, and for replacing its names."""
 
 from __future__ import annotations
 
-import inspect
 import sys
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
-from twisted.web.resource import Resource
 
+from synapse_replication.dropin.replaced_names import (
+    MODULES,
+    SUBSTITUTIONS,
+    substitutions_of,
+)
 from synapse_replication.dropin.substitution import (
     PARTS,
-    SUBSTITUTIONS,
     TESTED_VERSIONS,
+    Difference,
     Substitution,
     SubstitutionError,
     check,
     choose,
-    shape,
     substitute,
     version_problem,
 )
-from synapse_replication.dropin.tcp_ends import (
-    make_client_end,
-    make_server_end,
-    reusable,
-)
-from synapse_replication.tcp.protocol import (
-    ClientReplicationStreamProtocol,
-    ServerReplicationStreamProtocol,
-)
-from tests.dropin.host import HostNotifier
+
+
+class Theirs:
+    """A double of a class of the host."""
+
+    constant = 7
+
+    def __init__(self, hs: Any, *, port: int = 0) -> None:
+        self.hs = hs
+
+    def send(self, command: str) -> None: ...
+
+    async def wait(self) -> None: ...
+
+    @classmethod
+    def parse(cls, line: str) -> None: ...
 
 
 class Ours:
     """A double of a replacement."""
+
+    constant = 8
+
+    def __init__(self, hs: Any, *, port: int = 0, more: int = 0) -> None:
+        self.hs = hs
+
+    def send(self, command: str) -> None: ...
+
+    async def wait(self) -> None: ...
+
+    @classmethod
+    def parse(cls, line: str) -> None: ...
 
 
 def extend(original: type) -> type:
@@ -43,70 +64,141 @@ def extend(original: type) -> type:
     return type("Extended", (original,), {})
 
 
-class Theirs:
-    """A double of a class of the host."""
-
-    def __init__(self, hs: Any, *names: str, port: int = 0) -> None: ...
-
-    def send(self, command: str) -> None: ...
-
-    @classmethod
-    def parse(cls, line: str) -> None: ...
-
-    not_a_method = 7
-
-
-_REPLACEMENT = f"{__name__}:Ours"
-_SIGNATURES = ("(hs, *names, port=)",)
-
-
-class ShapeTests(SynchronousTestCase):
-    """Tests for shape."""
-
-    def test_kinds(self) -> None:
-        """The text distinguishes all kinds of parameters."""
-
-        def function(a: int, b: int = 1, *, c: int, **d: int) -> None: ...
-
-        self.assertEqual(shape(function), "(a, b=, *, c, **d)")
-        self.assertEqual(shape(Theirs), "(hs, *names, port=)")
-
-    def test_methods(self) -> None:
-        """The object or class to which a method is bound is omitted."""
-        self.assertEqual(shape(Theirs.send, is_method=True), "(command)")
-        self.assertEqual(shape(vars(Theirs)["parse"]), "(line)")
-
-
-class SubstituteTests(SynchronousTestCase):
-    """Tests for check and substitute, on a host of two modules."""
+class _HostCase(SynchronousTestCase):
+    """Provides a host of two modules."""
 
     def setUp(self) -> None:
-        self.defining = self._module("fakehost.defining", Theirs=Theirs)
-        self.importing = self._module("fakehost.importing", Theirs=Theirs, other=1)
-        self.foreign = self._module("elsewhere", Theirs=Theirs)
+        self.defining = self.add_module("fakehost.defining", Theirs=Theirs)
+        self.importing = self.add_module("fakehost.importing", Theirs=Theirs, other=1)
+        self.foreign = self.add_module("elsewhere", Theirs=Theirs)
 
-    def _module(self, name: str, **content: Any) -> ModuleType:
+    def add_module(self, name: str, **content: Any) -> ModuleType:
+        """Add a module to those that are imported."""
         module = sys.modules[name] = ModuleType(name)
         self.addCleanup(sys.modules.pop, name)
         vars(module).update(content)
         return module
 
-    def _known(self, **changes: Any) -> Substitution:
+    def known(self, **changes: Any) -> Substitution:
+        """Return a substitution of the class of the host."""
         known: dict[str, Any] = {
-            "part": "part",
+            "part": "handler",
             "module": "fakehost.defining",
             "name": "Theirs",
-            "replacement": _REPLACEMENT,
-            "shapes": _SIGNATURES,
-            "methods": {"send": "(command)", "parse": "(line)"},
+            "replacement": Ours,
         }
         return Substitution(**known | changes)
+
+
+class CheckTests(_HostCase):
+    """Tests for check."""
+
+    def check_one(self, ours: Any, **changes: Any) -> list[str]:
+        """Compare the class of the host with a replacement."""
+        return check([self.known(replacement=ours, **changes)], {})
+
+    def test_same(self) -> None:
+        """A replacement with all public names of the host has no problem."""
+        self.assertEqual(self.check_one(Ours), [])
+
+    def test_not_found(self) -> None:
+        """A module or a name that the host lacks is a problem."""
+        for changes, expected in (
+            ({"module": "fakehost.gone"}, "fakehost.gone.Theirs cannot be replaced"),
+            ({"name": "Gone"}, "fakehost.defining.Gone is missing"),
+        ):
+            (problem,) = check([self.known(**changes)], {})
+            self.assertIn(expected, problem)
+
+    def test_every_name(self) -> None:
+        """Each public name of the host that the replacement lacks is a problem.
+
+        It may be a method, a class attribute, or an attribute of the instance.
+        """
+
+        class Poor:
+            def __init__(self, hs: Any, *, port: int = 0) -> None: ...
+
+            def send(self, command: str) -> None: ...
+
+        problems = self.check_one(Poor)
+        names = [each.partition(" is missing")[0] for each in problems]
+        self.assertEqual(
+            names,
+            [
+                f"fakehost.defining.Theirs.{name}"
+                for name in ("constant", "hs", "parse", "wait")
+            ],
+        )
+        self.assertIn("Poor", problems[0])
+
+    def test_signatures(self) -> None:
+        """A constructor or method that is called in another way is a problem."""
+
+        class Constructor(Ours):
+            def __init__(self, hs: Any) -> None:
+                self.hs = hs
+
+        class Method(Ours):
+            def send(self, cmd: str) -> None: ...
+
+        class Synchronous(Ours):
+            def wait(self) -> None: ...  # type: ignore[override]
+
+        class Attribute(Ours):
+            send = 1  # type: ignore[assignment]
+
+        class Function(Ours):
+            def constant(self) -> None: ...  # type: ignore[override]
+
+        for ours, expected in (
+            (Constructor, "Theirs has the signature (hs, *, port=), not (hs)"),
+            (Method, "Theirs.send has the signature (command), not (cmd)"),
+            (Synchronous, "Theirs.wait is a coroutine function only in one of both"),
+            (Attribute, "Theirs.send is a method, and is not one"),
+            (Function, "Theirs.constant is not a method, and is one"),
+        ):
+            (problem,) = self.check_one(ours)
+            self.assertIn(expected, problem)
+
+    def test_accepted_differences(self) -> None:
+        """A name that a difference lists may be missing; a reason is required."""
+
+        class Poor(Ours):
+            wait: Any = property()
+
+        difference = Difference("wait", "nobody waits")
+        self.assertEqual(self.check_one(Poor, differences=(difference,)), [])
+        self.assertEqual(len(self.check_one(Poor)), 1)
+        self.assertRaises(ValueError, Difference, "wait", "")
+
+    def test_modules(self) -> None:
+        """A name of a replaced module that is not known is a problem."""
+        folder = Path(self.mktemp())
+        folder.mkdir()
+        folder.joinpath("newhost.py").write_text(
+            "class Replaced: ...\nclass New: ...\nlogger = 1\n"
+        )
+        sys.path.insert(0, str(folder))
+        self.addCleanup(sys.path.remove, str(folder))
+        self.addCleanup(sys.modules.pop, "newhost")
+
+        class Replaced: ...
+
+        known = self.known(module="newhost", name="Replaced", replacement=Replaced)
+        kept = Difference("logger", "a logger")
+        (problem,) = check([known], {"newhost": (kept,), "not.replaced": ()})
+        self.assertIn("newhost.New is not known", problem)
+
+
+class SubstituteTests(_HostCase):
+    """Tests for substitute."""
 
     def test_everywhere(self) -> None:
         """
         A class is replaced in its module, and in the host's modules that imported it.
         """
-        originals = substitute([self._known()])
+        originals = substitute([self.known()], {})
         self.assertIs(self.defining.Theirs, Ours)
         self.assertIs(self.importing.Theirs, Ours)
         self.assertEqual(self.importing.other, 1)
@@ -114,45 +206,23 @@ class SubstituteTests(SynchronousTestCase):
         self.assertEqual(originals, {"fakehost.defining.Theirs": Theirs})
 
     def test_extends(self) -> None:
-        """
-        A replacement may extend the host's class.
-        """
-        known = self._known(replacement=f"{__name__}:extend", extends=True)
-        originals = substitute([known])
+        """A replacement may extend the host's class."""
+        originals = substitute([self.known(replacement=extend, extends=True)], {})
         self.assertEqual(self.defining.Theirs.__bases__, (Theirs,))
         self.assertIs(self.importing.Theirs, self.defining.Theirs)
         self.assertEqual(originals, {"fakehost.defining.Theirs": Theirs})
 
-    def test_differences_are_named(self) -> None:
-        """Anything that is missing or has another signature is named."""
-        for changes, expected in (
-            ({"module": "fakehost.gone"}, "fakehost.gone.Theirs cannot be replaced"),
-            ({"name": "Gone"}, "fakehost.defining.Gone is missing"),
-            ({"shapes": ("()",)}, "has the signature (hs, *names, port=), not ()"),
-            ({"methods": {"gone": "()"}}, "Theirs.gone is missing"),
-            (
-                {"methods": {"send": "()"}},
-                "Theirs.send has the signature (command), not ()",
-            ),
-            ({"methods": {"not_a_method": "()"}}, "not_a_method is not a method"),
-        ):
-            (problem,) = check([self._known(**changes)])
-            self.assertIn(expected, problem)
-
     def test_all_or_nothing(self) -> None:
         """If one difference is found, nothing is replaced."""
         error = self.assertRaises(
-            SubstitutionError, substitute, [self._known(), self._known(name="Gone")]
+            SubstitutionError,
+            substitute,
+            [self.known(), self.known(name="Gone")],
+            {},
         )
         self.assertEqual(error.problems, ("fakehost.defining.Gone is missing",))
         self.assertIs(self.defining.Theirs, Theirs)
         self.assertIs(self.importing.Theirs, Theirs)
-
-    def test_replacement_cannot_be_imported(self) -> None:
-        """If one replacement cannot be imported, nothing is replaced."""
-        broken = self._known(replacement="synapse_replication:gone")
-        self.assertRaises(AttributeError, substitute, [self._known(), broken])
-        self.assertIs(self.defining.Theirs, Theirs)
 
 
 class ChooseTests(SynchronousTestCase):
@@ -160,14 +230,12 @@ class ChooseTests(SynchronousTestCase):
 
     def test_all(self) -> None:
         """By default, all parts are replaced."""
-        self.assertEqual(choose((), ()), SUBSTITUTIONS)
+        self.assertEqual(choose((), ()), PARTS)
 
     def test_only_and_except(self) -> None:
         """Parts can be selected or excluded."""
-        only = {known.part for known in choose(("redis", "ids"), ())}
-        self.assertEqual(only, {"redis", "ids"})
-        others = {known.part for known in choose((), ("ids",))}
-        self.assertEqual(others, set(PARTS) - {"ids"})
+        self.assertEqual(choose(("ids", "redis"), ()), ("redis", "ids"))
+        self.assertEqual(set(choose((), ("ids",))), set(PARTS) - {"ids"})
 
     def test_unknown_or_no_part(self) -> None:
         """
@@ -195,68 +263,22 @@ class VersionProblemTests(SynchronousTestCase):
         self.assertIn("not installed", version_problem(None) or "")
 
 
-class Extended(Resource):
-    """A double of a class of the host that a replacement extends."""
-
-    def __init__(self, hs: object) -> None: ...
-
-
-#: The classes of the objects that some replacements, which are functions, return.
-RETURNED = {
-    make_client_end: reusable(ClientReplicationStreamProtocol),
-    make_server_end: reusable(ServerReplicationStreamProtocol),
-}
-
-
-def _load(known: Substitution) -> Any:
-    original = HostNotifier if known.part == "notifier" else Extended
-    return known.load_replacement(original)
-
-
 class TableTests(SynchronousTestCase):
-    """Tests that the replacements have the signatures of the host's classes."""
-
-    def test_calls(self) -> None:
-        """The replacements have the same signatures as in the newest host."""
-        for known in SUBSTITUTIONS:
-            if known.shapes:
-                with self.subTest(str(known)):
-                    found = shape(_load(known))
-                    self.assertEqual(found, known.shapes[0])
-
-    def test_methods(self) -> None:
-        """
-        The replacements have every method that the host calls, with as many parameters.
-        """
-        for known in SUBSTITUTIONS:
-            replacement = _load(known)
-            replacement = RETURNED.get(replacement, replacement)
-            for name, expected in known.methods.items():
-                with self.subTest(f"{known}.{name}"):
-                    method = inspect.getattr_static(replacement, name)
-                    found = shape(method, is_method=True)
-                    self.assertEqual(found.count(","), expected.count(","))
-                    self.assertEqual(found == "()", expected == "()")
+    """Tests for the substitutions of Synapse's names."""
 
     def test_parts(self) -> None:
-        """Every substitution belongs to one of the parts that the manual describes."""
-        self.assertEqual(
-            PARTS,
-            (
-                "commands",
-                "protocol",
-                "handler",
-                "notifier",
-                "redis",
-                "backlog",
-                "external_cache",
-                "ids",
-            ),
-        )
+        """Every part has substitutions, which are in the order of the parts."""
+        found = dict.fromkeys(known.part for known in SUBSTITUTIONS)
+        self.assertEqual(tuple(found), PARTS)
+        only = substitutions_of(("ids",))
+        self.assertEqual([known.name for known in only], ["MultiWriterIdGenerator"])
 
     def test_nothing_twice(self) -> None:
-        """
-        No name is replaced twice.
-        """
+        """No name is replaced twice."""
         names = [str(known) for known in SUBSTITUTIONS]
         self.assertEqual(sorted(set(names)), sorted(names))
+
+    def test_modules(self) -> None:
+        """Every module whose names are all known has substitutions."""
+        replaced = {known.module for known in SUBSTITUTIONS}
+        self.assertLessEqual(set(MODULES), replaced)

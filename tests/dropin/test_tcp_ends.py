@@ -6,11 +6,10 @@ from twisted.internet.testing import StringTransport
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.dropin.tcp_ends import (
+    DropInClientProtocol,
     DropInProtocolFactory,
-    make_client_end,
-    make_server_end,
+    DropInServerProtocol,
 )
-from synapse_replication.tcp.protocol import ClientReplicationStreamProtocol
 from tests.dropin.host import (
     FakeHomeserver,
     HostWithHandler,
@@ -27,14 +26,14 @@ class ProtocolTests(SynchronousTestCase):
         self.hs = FakeHomeserver()
         self.handler = SingleCommandHandler()
 
-    def _client(self) -> ClientReplicationStreamProtocol:
-        client = make_client_end(self.hs, "client", "test", self.hs.clock, self.handler)
-        assert isinstance(client, ClientReplicationStreamProtocol)
-        return client
+    def _client(self) -> DropInClientProtocol:
+        return DropInClientProtocol(
+            self.hs, "client", "test", self.hs.clock, self.handler
+        )
 
     def test_server(self) -> None:
         """The server sends SERVER and PING, and receives the client's commands."""
-        server = make_server_end(self.hs, "test", self.hs.clock, self.handler)
+        server = DropInServerProtocol(self.hs, "test", self.hs.clock, self.handler)
         transport = StringTransport()
         server.makeConnection(transport)
         self.assertTrue(transport.value().startswith(b"SERVER test\nPING "))

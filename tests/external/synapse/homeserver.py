@@ -12,21 +12,42 @@ from twisted.internet import reactor  # noqa: TID251 -- the one of these tests
 from twisted.internet.task import deferLater
 from twisted.trial.unittest import TestCase
 
-from synapse_replication.dropin.substitution import SUBSTITUTIONS, substitute
+from synapse_replication.dropin.substitution import (
+    PARTS,
+    Substitution,
+    substitute,
+)
 from synapse_replication.testing.servers import PrivateRedis, shared_postgres
 
 _KEY = "ed25519 a_test 5R5ZsFBtqr9TZ2lPKfsPf8GTkJzVsKXFLhP4cRhU1zA"
 
 
+def substitutions() -> tuple[Substitution, ...]:
+    """Return the substitutions of all parts."""
+    # The host chooses its reactor first.
+    importlib.import_module("synapse")
+    from synapse_replication.dropin.replaced_names import substitutions_of
+
+    return substitutions_of(PARTS)
+
+
 @functools.cache
-def _swap() -> None:
+def _originals() -> dict[str, Any]:
     # Once per process, as in `exec`; the other tests here start processes.
-    substitute(SUBSTITUTIONS)
+    known = substitutions()
+    from synapse_replication.dropin.replaced_names import MODULES
+
+    return substitute(known, MODULES)
+
+
+def original_of(known: Substitution) -> Any:
+    """Return the object of the host that a substitution replaces."""
+    return _originals()[str(known)]
 
 
 def host_module(name: str) -> Any:
     """Import a module of the host after ours are in place."""
-    _swap()
+    _originals()
     return importlib.import_module(f"synapse.{name}")
 
 

@@ -6,6 +6,8 @@ prints :data:`EQUAL_ANSWERS` on success.
 
 from __future__ import annotations
 
+from typing import Any
+
 from twisted.internet.testing import StringTransport
 
 from tests.external.synapse import homeserver
@@ -15,10 +17,11 @@ from tests.external.synapse import homeserver
 EQUAL_ANSWERS = "answers are equal"
 
 
-def _leave_stock() -> None: ...
+def _leave_stock() -> dict[str, Any]:
+    return {}
 
 
-homeserver._swap = _leave_stock  # type: ignore[assignment]
+homeserver._originals = _leave_stock  # type: ignore[assignment]
 
 
 class StockServerTests(homeserver.HomeserverTestCase):
