@@ -25,7 +25,7 @@ class DropInExternalCache(external_cache.ExternalCache):
         factory = None
         if hs.config.redis.redis_enabled:
             # txredisapi has no public attribute for the factory.
-            factory = hs.get_outbound_redis_connection()._factory
+            factory = hs.get_outbound_redis_connection()._factory  # noqa: SLF001 -- txredisapi's own
         super().__init__(factory, hs.get_reactor(), observer_of(hs), make_yieldable)
 
     async def set(self, cache_name: str, key: str, value: Any, expiry_ms: int) -> None:

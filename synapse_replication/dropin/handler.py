@@ -109,7 +109,7 @@ class DropInCommandHandler(handler.ReplicationCommandHandler):
         self._position_check = self._start_position_check()
         if self.extension is not None:
             self.extension.start()
-        factories = [outbound._factory, factory]
+        factories = [outbound._factory, factory]  # noqa: SLF001 -- txredisapi's own
         trigger = hs.get_reactor().addSystemEventTrigger(
             "before",
             "shutdown",

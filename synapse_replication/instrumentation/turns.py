@@ -79,7 +79,7 @@ class ReactorTurns:
         if poller is None:
             return False
         timed = _TimedPoller(poller, self._monotonic, self)
-        reactor._poller = timed
+        reactor._poller = timed  # noqa: SLF001 -- Twisted's own
         thread = threading.Thread(
             target=self._watch,
             args=(timed, threading.get_ident()),

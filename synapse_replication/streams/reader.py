@@ -39,11 +39,11 @@ from __future__ import annotations
 
 import enum
 from bisect import bisect_left
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import wraps
 from typing import Any, Final, TypeAlias, TypeVar
 
-from msgspec import Struct, field
+import attrs
 
 from synapse_replication.errors import CatchUpError
 from synapse_replication.streams.pages import Page, check_page
@@ -83,7 +83,7 @@ class Finding(enum.Enum):
     AHEAD = "ahead"  #: rows beyond the writer's own position were delivered
 
 
-class Phase(enum.Enum):
+class _Phase(enum.Enum):
     """How much of a writer's rows a link is known to carry."""
 
     WAITING = "waiting"  #: no POSITION was handled
@@ -95,7 +95,7 @@ class UnexpectedEventError(Exception):
     """An event happened that the table does not expect: a defect of this package."""
 
 
-class Pace(enum.Enum):
+class _Pace(enum.Enum):
     """Whether the next fetch of a catch-up may begin."""
 
     NEW = "new"  #: after it is admitted by the limit of BURST and INTERVAL
@@ -103,7 +103,8 @@ class Pace(enum.Enum):
     ADMITTED = "admitted"
 
 
-class LinkState(Struct):
+@attrs.define(eq=False)
+class _Link:
     """The state of one link, with regard to the writer.
 
     :ivar heard: the greatest token that the link has carried, or the reader's position
@@ -119,15 +120,16 @@ class LinkState(Struct):
     """
 
     heard: int
-    phase: Phase = Phase.WAITING
-    pending: list[bytes] = field(default_factory=list)
+    phase: _Phase = _Phase.WAITING
+    pending: list[bytes] = attrs.field(factory=list)
     is_lossy: bool = False
     is_from_start: bool = False
     epoch: str | None = None
     lost_upto: int = 0
 
 
-class EmptyRange(Struct):
+@attrs.define(eq=False)
+class _EmptyRange:
     """The range over which the position advanced without rows, up to ``end``.
 
     It holds at least the moves of the last :data:`EMPTY_RANGE_WINDOW` seconds.
@@ -151,7 +153,8 @@ class EmptyRange(Struct):
         self.middle = max(self.middle, upto)
 
 
-class Fetch(Struct, frozen=True, eq=False):
+@attrs.frozen(eq=False)
+class Fetch:
     """Action: fetch one page of the rows in ``(from_token, upto_token]``.
 
     :ivar from_source: whether to ask the stream's own source, not the writer's backlog.
@@ -162,44 +165,55 @@ class Fetch(Struct, frozen=True, eq=False):
     from_source: bool
 
 
-class Rewind(Struct, frozen=True):
-    """Action: lower the position to ``token``, and begin ``epoch`` unless ``None``."""
+@attrs.frozen
+class Rewind:
+    """Action: lower the position to ``token``, and begin ``epoch`` unless ``None``.
+
+    :ivar is_reset: whether rows above ``token`` were delivered.
+    """
 
     token: int
     epoch: str | None = None
+    is_reset: bool = attrs.field(default=False, eq=False, repr=False, kw_only=True)
 
 
-class BeginEpoch(Struct, frozen=True):
+@attrs.frozen
+class BeginEpoch:
     """Action: record that the delivered rows, from token 0 on, belong to ``epoch``."""
 
     epoch: str
 
 
-class Advance(Struct, frozen=True):
+@attrs.frozen
+class Advance:
     """Action: raise the position to ``token``."""
 
     token: int
 
 
-class Pause(Struct, frozen=True):
+@attrs.frozen
+class Pause:
     """Action: wait for ``seconds``, then report :attr:`ReaderEvent.TIMER`."""
 
     seconds: float
 
 
-class Connected(Struct, frozen=True):
+@attrs.frozen
+class Connected:
     """Action: report that a link became complete."""
 
     link: Any
 
 
-class Ask(Struct, frozen=True):
+@attrs.frozen
+class Ask:
     """Action: request the writer's position on a link, by REPLICATE."""
 
     link: Any
 
 
-class Refuted(Struct, frozen=True):
+@attrs.frozen
+class Refuted:
     """Action: report that the source has no row at ``token``.
 
     :ivar last_token: the last token that exists.
@@ -209,7 +223,8 @@ class Refuted(Struct, frozen=True):
     last_token: int
 
 
-class Finished(Struct, frozen=True):
+@attrs.frozen
+class Finished:
     """Action: report that a catch-up ended.
 
     :ivar drained_upto: the last token of a removed writer; ``None`` for another writer.
@@ -223,7 +238,8 @@ Action: TypeAlias = (
 )
 
 
-class CatchUp(Struct):
+@attrs.define(eq=False)
+class _CatchUp:
     """A catch-up: what is missing, and how far it is.
 
     :ivar cursor: the rows up to it are not missing any more.
@@ -250,7 +266,7 @@ class CatchUp(Struct):
     unreadable_upto: int | None = None
     drain_upto: int | None = None
     attempts: int = 0
-    pace: Pace = Pace.NEW
+    pace: _Pace = _Pace.NEW
 
     @property
     def requested_upto(self) -> int:
@@ -270,7 +286,8 @@ class CatchUp(Struct):
         return max(self.cursor, self.empty_upto)
 
 
-class ReaderPolicy(Struct, frozen=True):
+@attrs.frozen
+class ReaderPolicy:
     """The differences between streams and hosts.
 
     :ivar resettable: whether the writer may restart from a lower token.
@@ -294,12 +311,31 @@ class ReaderPolicy(Struct, frozen=True):
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
+#: The events that are the result of an action, or of a timer. The reader knows what an
+#: action has changed.
+_RESULTS: Final = frozenset(
+    {
+        ReaderEvent.UNREADABLE,
+        ReaderEvent.PAGE,
+        ReaderEvent.PAGE_DELIVERED,
+        ReaderEvent.REWOUND,
+        ReaderEvent.EPOCH_BEGUN,
+        ReaderEvent.ADVANCED,
+        ReaderEvent.FAILED,
+        ReaderEvent.TIMER,
+    }
+)
+
+
 def _on(event: ReaderEvent) -> Callable[[_Method], _Method]:
     """Check each call of a method against :data:`TABLE`."""
+    reads_position = event not in _RESULTS
 
     def decorate(method: _Method) -> _Method:
         @wraps(method)
         def checked(self: Reader, *args: Any, **kwargs: Any) -> Any:
+            if reads_position:
+                self._position = self._host_position()
             before = self.state
             entry = TABLE[event].get(before)
             if entry is None:
@@ -319,113 +355,202 @@ def _on(event: ReaderEvent) -> Callable[[_Method], _Method]:
     return decorate
 
 
-class Reader(Struct, eq=False):
+@attrs.define(eq=False, repr=False)
+class Reader:
     """The scoreboard of one writer of one stream.
 
-    The driver sets :attr:`position` before each call, because the host owns it.
+    What is private here is so for the whole package: others report events, take
+    actions, and ask.
 
     :param is_plausible: returns whether a token is within the plausible distance of the
         stream's last known token.
+    :param host_position: returns the reader's position, which the host owns. It is read
+        before each event, except those that are the result of an action.
+    :param epoch: the writer's epoch to which the delivered rows belong, if known.
     :param report: called with an :exc:`UnexpectedEventError`, after which all above the
         floor counts as missing; ``None`` to raise the error.
-    :ivar position: the reader's position; see the module's docstring.
-    :ivar epoch: the writer's epoch to which the delivered rows belong, if known.
-    :ivar links: what each link carries.
-    :ivar empty: the range that ends at the position and was said to be empty, if any.
-    :ivar catch_up: the catch-up; ``None`` if nothing is missing.
-    :ivar request: the page that was requested last, unless it is not wanted any more.
-    :ivar page: the page that is being delivered.
-    :ivar expected: the tokens of rows that arrived since the page was requested, and
-        that it should contain; the lowest :data:`MAX_EXPECTED` of them, in order.
     """
 
-    policy: ReaderPolicy
-    is_plausible: Callable[[int], bool]
-    position: int
-    epoch: str | None = None
-    report: Callable[[UnexpectedEventError], object] | None = None
-    links: dict[Hashable, LinkState] = field(default_factory=dict)
-    empty: EmptyRange | None = None
-    catch_up: CatchUp | None = None
-    request: Fetch | None = None
-    page: Page | None = None
-    expected: list[int] = field(default_factory=list)
-    _page_cursor: int = 0
-    _reports: list[Action] = field(default_factory=list)
-    _due: float = 0.0
+    _policy: ReaderPolicy
+    _is_plausible: Callable[[int], bool]
+    _host_position: Callable[[], int]
+    _epoch: str | None = None
+    _report: Callable[[UnexpectedEventError], object] | None = None
+    # The reader's position; see the module's docstring.
+    _position: int = attrs.field(init=False)
+    # What each link carries.
+    _links: dict[Hashable, _Link] = attrs.field(factory=dict, init=False)
+    # The range that ends at the position and was said to be empty, if any.
+    _empty: _EmptyRange | None = attrs.field(default=None, init=False)
+    # The catch-up; ``None`` if nothing is missing.
+    _catch_up: _CatchUp | None = attrs.field(default=None, init=False)
+    # The page that was requested last, unless it is not wanted any more.
+    _request: Fetch | None = attrs.field(default=None, init=False)
+    # The page that is being delivered, and the cursor after it.
+    _page: Page | None = attrs.field(default=None, init=False)
+    _page_cursor: int = attrs.field(default=0, init=False)
+    # The tokens of rows that arrived since the page was requested, and that it should
+    # contain; the lowest MAX_EXPECTED of them, in order.
+    _expected: list[int] = attrs.field(factory=list, init=False)
+    _reports: list[Action] = attrs.field(factory=list, init=False)
+    # When a further fetch is within the limit of BURST and INTERVAL.
+    _due: float = attrs.field(default=0.0, init=False)
     # When the catch-up may begin, if it was delayed.
-    _start: float | None = None
+    _start: float | None = attrs.field(default=None, init=False)
+
+    @_position.default
+    def _read_position(self) -> int:
+        return self._host_position()
 
     # -- the scoreboard ---------------------------------------------------------------
 
     @property
     def state(self) -> State:
         """The state of the writer. Reading it is thread-safe."""
-        catch_up = self.catch_up
+        catch_up = self._catch_up
         if catch_up is None:
             return State.LIVE if self._announced else State.WAITING
-        if self.page is not None:
+        if self._page is not None:
             return State.DELIVERING
-        if self.request is not None:
+        if self._request is not None:
             return State.FETCHING
-        return State.PAUSED if catch_up.pace is Pace.PAUSED else State.DUE
+        return State.PAUSED if catch_up.pace is _Pace.PAUSED else State.DUE
 
     @property
-    def _announced(self) -> list[LinkState]:
-        links = list(self.links.values())  # another thread may change the dict
-        return [state for state in links if state.phase is not Phase.WAITING]
+    def _announced(self) -> list[_Link]:
+        links = list(self._links.values())  # another thread may change the dict
+        return [state for state in links if state.phase is not _Phase.WAITING]
 
     @property
-    def _from_start(self) -> list[LinkState]:
-        return [state for state in self.links.values() if state.is_from_start]
+    def _from_start(self) -> list[_Link]:
+        return [state for state in self._links.values() if state.is_from_start]
+
+    @property
+    def position(self) -> int:
+        """The reader's position at the last event."""
+        return self._position
+
+    @property
+    def epoch(self) -> str | None:
+        """The writer's epoch to which the delivered rows belong, if known."""
+        return self._epoch
 
     @property
     def floor(self) -> int:
         """The token above which no row was delivered."""
-        empty = self.empty
-        if empty is None or empty.end != self.position:
-            return self.position
-        return min(empty.start, self.position)
+        return self._floor_at(self._position)
+
+    def _floor_at(self, position: int) -> int:
+        empty = self._empty
+        if empty is None or empty.end != position:
+            return position
+        return min(empty.start, position)
 
     @property
     def reached(self) -> int:
         """The token above which rows are new."""
-        catch_up = self.catch_up
+        catch_up = self._catch_up
         if catch_up is None:
-            return self.position
+            return self._position
         if catch_up.rewind_to is not None:
             return catch_up.cursor
-        return max(self.position, catch_up.cursor)
+        return max(self._position, catch_up.cursor)
 
     def is_live_on(self, link: Hashable) -> bool:
         """Return whether the rows of a link can be delivered as they arrive."""
-        state = self.links.get(link)
+        state = self._links.get(link)
         return (
-            self.catch_up is None
+            self._catch_up is None
             and state is not None
-            and state.phase is Phase.COMPLETE
+            and state.phase is _Phase.COMPLETE
             and not state.pending
             and not state.is_lossy
             and self._is_of_epoch(state)
         )
 
-    def _is_of_epoch(self, state: LinkState) -> bool:
+    def _is_of_epoch(self, state: _Link) -> bool:
         """Return whether what a link carries is of the epoch of the delivered rows.
 
         Until that is certain, rows are fetched: a page says of which epoch it is.
         """
-        return self.epoch is None or state.epoch == self.epoch
+        return self._epoch is None or state.epoch == self._epoch
 
     def follows(self, link: Hashable, token: int) -> bool:
         """Return whether a link that announces ``token`` would change nothing."""
-        return token == self.position == self.floor and self.is_live_on(link)
+        position = self._host_position()
+        return token == position == self._floor_at(position) and self.is_live_on(link)
 
     def follows_epoch(self, link: Hashable, epoch: str) -> bool:
         """Return whether a link that states an epoch would change nothing."""
-        state = self.links.get(link)
-        return self.epoch == epoch and state is not None and state.epoch == epoch
+        state = self._links.get(link)
+        return self._epoch == epoch and state is not None and state.epoch == epoch
+
+    @property
+    def is_catching_up(self) -> bool:
+        """Whether anything is missing. Reading it is thread-safe."""
+        return self._catch_up is not None
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether a removed writer's last rows are missing. Reading is thread-safe."""
+        catch_up = self._catch_up
+        return catch_up is not None and catch_up.drain_upto is not None
+
+    @property
+    def request(self) -> Fetch | None:
+        """The page that was requested last, unless it is not wanted any more."""
+        return self._request
+
+    @property
+    def page(self) -> Page | None:
+        """The page that is being delivered, unless it is not wanted any more."""
+        return self._page
+
+    @property
+    def has_more_to_fetch(self) -> bool:
+        """Whether a page is still to be requested."""
+        return self._catch_up is not None and not self._catch_up.is_fetched
+
+    @property
+    def missing_range(self) -> tuple[int, int]:
+        """The exclusive lower and inclusive upper bound of what a catch-up lacks."""
+        catch_up = self._ongoing_catch_up
+        return catch_up.cursor, catch_up.requested_upto
+
+    @property
+    def claimed_upto(self) -> int:
+        """The token up to which rows were delivered or are being fetched."""
+        self._position = self._host_position()
+        catch_up = self._catch_up
+        return self.reached if catch_up is None else catch_up.requested_upto
 
     # -- links ------------------------------------------------------------------------
+
+    @property
+    def link_count(self) -> int:
+        """The number of links."""
+        return len(self._links)
+
+    def has_link(self, link: Hashable) -> bool:
+        """Return whether a link was added, and not removed."""
+        return link in self._links
+
+    def is_waiting_on(self, link: Hashable) -> bool:
+        """Return whether no POSITION was handled on a link."""
+        return self._links[link].phase is _Phase.WAITING
+
+    def is_complete_on(self, link: Hashable) -> bool:
+        """Return whether every row that a link should carry arrived or is missing."""
+        return self._links[link].phase is _Phase.COMPLETE
+
+    def has_lost_rows(self, link: Hashable) -> bool:
+        """Return whether rows of a link's next batch, or before it, were lost."""
+        return self._links[link].is_lossy
+
+    def unfinished_size(self, link: Hashable) -> tuple[int, int]:
+        """Return the number of rows in a link's unfinished batch, and their bytes."""
+        pending = self._links[link].pending
+        return len(pending), sum(map(len, pending))
 
     @_on(ReaderEvent.LINK_UP)
     def link_up(self, link: Hashable) -> None:
@@ -436,20 +561,20 @@ class Reader(Struct, eq=False):
         known, another one is what is still to be fetched: it may be of an earlier
         process, and a page may be ahead of all links.
         """
-        if not self.links:
+        if not self._links:
             self._resume()
-        catch_up = self.catch_up
-        said = self.position
+        catch_up = self._catch_up
+        said = self._position
         if catch_up is not None:
             if catch_up.rewind_to is not None:
                 said = catch_up.rewind_to
-            if self.epoch is None:
+            if self._epoch is None:
                 said = max(said, catch_up.target, catch_up.doubt or 0)
         is_carried = any(
-            state.phase is not Phase.WAITING and state.heard >= said
-            for state in self.links.values()
+            state.phase is not _Phase.WAITING and state.heard >= said
+            for state in self._links.values()
         )
-        self.links[link] = LinkState(0 if is_carried else said)
+        self._links[link] = _Link(0 if is_carried else said)
 
     @_on(ReaderEvent.LINK_LOST)
     def link_lost(self, link: Hashable) -> None:
@@ -458,11 +583,11 @@ class Reader(Struct, eq=False):
         If only this link carried the position, and no epoch is known, the writer may
         have restarted since: a lower POSITION on another link shows it.
         """
-        del self.links[link]
+        del self._links[link]
         announced = self._announced
-        if self.policy.resettable and all(s.heard < self.position for s in announced):
-            for state in self.links.values():
-                state.lost_upto = self.position
+        if self._policy.resettable and all(s.heard < self._position for s in announced):
+            for state in self._links.values():
+                state.lost_upto = self._position
 
     # -- rows -------------------------------------------------------------------------
 
@@ -473,8 +598,8 @@ class Reader(Struct, eq=False):
 
         :return: ``None`` if no POSITION was handled on the link: the rows are dropped.
         """
-        state = self.links[link]
-        if state.phase is Phase.WAITING:
+        state = self._links[link]
+        if state.phase is _Phase.WAITING:
             state.is_lossy = tokens[-1] is None
             return None
         complete = []
@@ -487,19 +612,26 @@ class Reader(Struct, eq=False):
         state.pending = pending
         return complete
 
+    def passed_live(self, link: Hashable, token: int) -> None:
+        """Record that the rows of a live link up to ``token`` were not asked about.
+
+        The driver delivered them as they arrived.
+        """
+        self._links[link].heard = token
+
     @_on(ReaderEvent.BATCH)
     def batch(self, link: Hashable, token: int, size: int) -> Verdict:
         """Decide about the rows of one token that arrived on a link.
 
         :param size: the number of the rows.
         """
-        state, catch_up = self.links[link], self.catch_up
-        is_plausible = self.is_plausible(token)
+        state, catch_up = self._links[link], self._catch_up
+        is_plausible = self._is_plausible(token)
         # While the sink handles rows of a link, later ones may be given up.
-        is_older = token <= state.heard and self.is_plausible(state.heard)
+        is_older = token <= state.heard and self._is_plausible(state.heard)
         state.heard = max(state.heard, token)
         is_late = token <= self.reached
-        if is_late and not self.policy.idempotent:
+        if is_late and not self._policy.idempotent:
             # Late rows do not reset a resettable stream: only a POSITION, a report or a
             # new epoch does.
             if token <= self.floor:
@@ -517,7 +649,7 @@ class Reader(Struct, eq=False):
         if is_late:
             return Verdict.DELIVER
         if catch_up is not None or not is_plausible or not self._is_of_epoch(state):
-            self._miss(self.position if catch_up is None else catch_up.cursor, token)
+            self._miss(self._position if catch_up is None else catch_up.cursor, token)
             # A false token may have ended its batch too early.
             state.is_lossy = not is_plausible and size > 1
             return Verdict.FETCH
@@ -527,7 +659,7 @@ class Reader(Struct, eq=False):
     def lost_rows(self, link: Hashable) -> int:
         """Record that rows of the next batch were lost; return how many with them."""
         dropped = self.drop_unfinished(link)
-        self.links[link].is_lossy = True
+        self._links[link].is_lossy = True
         return dropped
 
     def drop_unfinished(self, link: Hashable) -> int:
@@ -535,7 +667,7 @@ class Reader(Struct, eq=False):
 
         The batch is fetched when its last row arrives.
         """
-        state = self.links[link]
+        state = self._links[link]
         dropped, state.pending = len(state.pending), []
         state.is_lossy |= dropped > 0
         return dropped
@@ -548,15 +680,15 @@ class Reader(Struct, eq=False):
         """
         self._begin()
         if token is not None:
-            self._miss(min(token - 1, self.position), token)
+            self._miss(min(token - 1, self._position), token)
 
     @_on(ReaderEvent.UNREADABLE)
     def unreadable(self, token: int) -> None:
         """Fetch a row that cannot be decoded from the stream's own source."""
-        if self.page is None:
-            self._miss(min(token - 1, self.position), token)
+        if self._page is None:
+            self._miss(min(token - 1, self._position), token)
         catch_up = self._ongoing_catch_up
-        self.page = self.request = None
+        self._page = self._request = None
         catch_up.unreadable_upto = max(token, catch_up.unreadable_upto or token)
 
     @_on(ReaderEvent.DELIVERY_FAILED)
@@ -567,7 +699,7 @@ class Reader(Struct, eq=False):
         :return: the number of failures since the last progress.
         """
         for token in tokens:
-            self._miss(min(self.position, token - 1), token)
+            self._miss(min(self._position, token - 1), token)
         return self._pause()
 
     # -- announcements ----------------------------------------------------------------
@@ -584,24 +716,24 @@ class Reader(Struct, eq=False):
         return self._compare(link, prev, new, now)
 
     def _compare(self, link: Hashable, prev: int, new: int, now: float) -> Finding:
-        state, catch_up, position = self.links[link], self.catch_up, self.position
+        state, catch_up, position = self._links[link], self._catch_up, self._position
         self.drop_unfinished(link)
-        is_first = state.phase is Phase.WAITING
+        is_first = state.phase is _Phase.WAITING
         if is_first:
             if any(each.heard >= position for each in self._announced):
                 # Another link carries the position again.
                 state.lost_upto = 0
-            state.phase = Phase.OPENING
-            state.is_from_start = position == 0 and self.epoch is None
+            state.phase = _Phase.OPENING
+            state.is_from_start = position == 0 and self._epoch is None
         contradicts = new < state.heard or (
             # An epoch would show whether the writer has restarted.
-            self.epoch is None and state.epoch is None and new < state.lost_upto
+            self._epoch is None and state.epoch is None and new < state.lost_upto
         )
         state.heard = max(state.heard, new)
         # A stream in tables that is at or below ``new`` follows without a reset, which
         # would skip the rows up to ``new``.
-        is_resettable = self.policy.held_in_memory or new < position
-        if self.policy.resettable and contradicts and is_resettable:
+        is_resettable = self._policy.held_in_memory or new < position
+        if self._policy.resettable and contradicts and is_resettable:
             return self._reset(link, new)
         if catch_up is not None:
             self._claim(new)
@@ -625,9 +757,9 @@ class Reader(Struct, eq=False):
         """Advance to ``new``, without a fetch if no rows up to ``prev`` are missing."""
         catch_up = self._begin()
         self._claim(new)
-        if prev > self.position or not self.is_plausible(new):
+        if prev > self._position or not self._is_plausible(new):
             return Finding.GAP
-        if self.floor < prev < self.position:
+        if self.floor < prev < self._position:
             # It is the last row, and only a false position is above it.
             return Finding.GAP
         catch_up.empty_upto = new
@@ -639,24 +771,24 @@ class Reader(Struct, eq=False):
 
         It has no rows in ``(prev, token]``.
         """
-        state = self.links[link]
-        if state.phase is Phase.WAITING:
+        state = self._links[link]
+        if state.phase is _Phase.WAITING:
             # The position of an idempotent stream may be greater than the writer's own.
             # Only a POSITION lowers it.
-            if token < self.position and (
-                self.policy.resettable or not self.policy.idempotent
+            if token < self._position and (
+                self._policy.resettable or not self._policy.idempotent
             ):
                 return Finding.NOTHING
             self._compare(link, prev, token, now)
             return Finding.EXPECTED
         contradicts = token < state.heard
         state.heard = max(state.heard, token)
-        if self.catch_up is not None:
+        if self._catch_up is not None:
             self._claim(token)
             return Finding.EXPECTED
-        if token > self.position:
+        if token > self._position:
             return self._advance_to(prev, token)
-        if token < self.position:
+        if token < self._position:
             return self._below(link, token, contradicts)
         if self.floor < prev < token and self._is_check_due(now):
             self._begin().empty_upto = self.floor
@@ -668,7 +800,7 @@ class Reader(Struct, eq=False):
 
         It is no evidence about any link, and never lowers the position.
         """
-        catch_up = self.catch_up
+        catch_up = self._catch_up
         if token <= self.reached or (catch_up and token <= catch_up.requested_upto):
             return Finding.NOTHING
         self._claim(token)
@@ -687,20 +819,20 @@ class Reader(Struct, eq=False):
         :param token: the writer's position.
         :param has_restarted: whether this may be the first message of a process.
         """
-        state, catch_up = self.links[link], self.catch_up
+        state, catch_up = self._links[link], self._catch_up
         stated, state.epoch = state.epoch, epoch
         if has_restarted:
             self._forget_start(state, token)
         if has_restarted or stated not in (None, epoch):
             # An earlier process sent what the link has carried.
             state.heard = token
-            self._drop_claims(max(each.heard for each in self.links.values()))
-        if epoch in (self.epoch, None if catch_up is None else catch_up.epoch):
+            self._drop_claims(max(each.heard for each in self._links.values()))
+        if epoch in (self._epoch, None if catch_up is None else catch_up.epoch):
             return Finding.NOTHING
         state.heard = max(state.heard, token)
         # Before a rewind to 0, nothing that was delivered is valid.
         is_rewinding = catch_up is not None and catch_up.rewind_to == 0
-        if (self.position > 0 and not is_rewinding) or self.page is not None:
+        if (self._position > 0 and not is_rewinding) or self._page is not None:
             is_same = self._arrived_in(epoch)
             if is_same is None:
                 return Finding.NOTHING
@@ -709,10 +841,10 @@ class Reader(Struct, eq=False):
                 self._ongoing_catch_up.epoch = epoch
                 return Finding.RESET
         else:
-            for other in self.links:
+            for other in self._links:
                 self.drop_unfinished(other)
             # The requested page may be of another epoch.
-            self.request = None
+            self._request = None
             if is_rewinding or not self._arrived_in(epoch):
                 # So may be a row that the sink is handling.
                 self._begin().rewind_to = 0
@@ -721,14 +853,14 @@ class Reader(Struct, eq=False):
 
     def _drop_claims(self, said: int) -> None:
         """Fetch no rows above ``said``: nobody says any more that they exist."""
-        catch_up = self.catch_up
+        catch_up = self._catch_up
         if catch_up is None:
             return
         catch_up.target = min(catch_up.target, max(said, self.reached))
         if catch_up.doubt is not None and catch_up.doubt > said:
             catch_up.doubt = None
 
-    def _forget_start(self, state: LinkState, token: int) -> None:
+    def _forget_start(self, state: _Link, token: int) -> None:
         """Record that a writer at ``token`` may have restarted before a link's message.
 
         If the link carried more, that is of an earlier process, and the other links may
@@ -736,7 +868,7 @@ class Reader(Struct, eq=False):
         """
         state.is_from_start = False
         if token < state.heard:
-            for each in self.links.values():
+            for each in self._links.values():
                 each.is_from_start = False
 
     def _arrived_in(self, epoch: str) -> bool | None:
@@ -745,15 +877,15 @@ class Reader(Struct, eq=False):
         :return: ``None`` if a later statement will show it.
         """
         from_start = self._from_start
-        if self.epoch is not None or not from_start:
+        if self._epoch is not None or not from_start:
             return False
         # Rows may have arrived on other links first, and be of another process.
         stated = {state.epoch for state in self._announced}
-        if self.page is not None or None in stated:
+        if self._page is not None or None in stated:
             return None
         if stated != {epoch}:
             return False
-        has_caught_up = any(s.heard >= self.position for s in from_start)
+        has_caught_up = any(s.heard >= self._position for s in from_start)
         return True if has_caught_up else None
 
     @_on(ReaderEvent.REMOVED)
@@ -769,13 +901,13 @@ class Reader(Struct, eq=False):
         if self._announced and not is_deleted:
             # The writer announces its rows itself.
             return Finding.NOTHING
-        if self.catch_up is None and upto <= self.floor:
+        if self._catch_up is None and upto <= self.floor:
             return Finding.EXPECTED
         catch_up = self._begin()
         if catch_up.drain_upto is None:
             catch_up.empty_upto = catch_up.cursor
             # The requested page may lack rows that were committed since then.
-            self.request = None
+            self._request = None
         catch_up.target = max(upto, catch_up.target)
         catch_up.drain_upto = max(upto, catch_up.drain_upto or upto)
         return Finding.GAP
@@ -789,9 +921,9 @@ class Reader(Struct, eq=False):
         :raises CatchUpError: if the page does not advance beyond the cursor, or has no
             row while the source does not have all that was announced.
         """
-        if fetch is not self.request:
+        if fetch is not self._request:
             return None
-        catch_up, self.request = self._ongoing_catch_up, None
+        catch_up, self._request = self._ongoing_catch_up, None
         if fetch.from_token != catch_up.cursor or not self._accepts_epoch(result):
             return None
         upto = fetch.upto_token
@@ -811,19 +943,19 @@ class Reader(Struct, eq=False):
             )
         complete_upto = self._complete_upto(page)
         if complete_upto <= catch_up.cursor:
-            catch_up.pace = Pace.NEW
+            catch_up.pace = _Pace.NEW
             return None
         if complete_upto < page.upto_token:
             page = page.cut(complete_upto)
         elif result.last_token is None and page.upto_token < fetch.upto_token:
             # More pages follow.
             self._page_cursor = page.upto_token
-            self.page = page
+            self._page = page
             return page
         # The bound may be false. Later claims have the tokens above the last row
         # fetched again.
         self._page_cursor = page.tokens[-1] if page.tokens else catch_up.cursor
-        self.page = page
+        self._page = page
         return page
 
     def _complete_upto(self, page: Page) -> int:
@@ -832,14 +964,14 @@ class Reader(Struct, eq=False):
         The bound of its request may have been false. Rows that arrived since then may
         have been committed after the source answered.
         """
-        for token in self.expected:
+        for token in self._expected:
             if token > page.upto_token:
                 return page.upto_token
             index = bisect_left(page.tokens, token)
             if page.tokens[index : index + 1] != [token]:
                 return token - 1
-        if len(self.expected) == MAX_EXPECTED:
-            return min(page.upto_token, self.expected[-1])
+        if len(self._expected) == MAX_EXPECTED:
+            return min(page.upto_token, self._expected[-1])
         return page.upto_token
 
     def delivered(self, token: int) -> None:
@@ -847,35 +979,35 @@ class Reader(Struct, eq=False):
 
         The page may not be wanted any more.
         """
-        catch_up = self.catch_up
+        catch_up = self._catch_up
         if catch_up is not None and catch_up.rewind_to is None:
             if token > catch_up.cursor:
                 catch_up.cursor = token
             catch_up.attempts = 0
-        if self.empty is not None:
-            self.empty.settle(token)
+        if self._empty is not None:
+            self._empty.settle(token)
 
     @_on(ReaderEvent.PAGE_DELIVERED)
     def page_delivered(self) -> None:
         """Record that all rows of the page were delivered."""
-        catch_up, page = self._ongoing_catch_up, self.page
+        catch_up, page = self._ongoing_catch_up, self._page
         assert page is not None
         # The writer itself answers for a stream held in its memory: no row is committed
         # later below the end of the page.
-        is_final = self.policy.held_in_memory
+        is_final = self._policy.held_in_memory
         cursor = page.upto_token if is_final else self._page_cursor
         catch_up.cursor = max(catch_up.cursor, cursor)
         catch_up.empty_upto = max(catch_up.empty_upto, page.upto_token)
-        self.page = None
+        self._page = None
 
     @_on(ReaderEvent.REWOUND)
     def rewound(self, epoch: str | None = None) -> None:
         """Record that the position was rewound, and that an epoch began, if any."""
         catch_up = self._ongoing_catch_up
         assert catch_up.rewind_to is not None
-        self.position = catch_up.cursor = catch_up.empty_upto = catch_up.rewind_to
+        self._position = catch_up.cursor = catch_up.empty_upto = catch_up.rewind_to
         catch_up.rewind_to = None
-        self.empty = None
+        self._empty = None
         self._begin_epoch(epoch)
 
     @_on(ReaderEvent.EPOCH_BEGUN)
@@ -887,9 +1019,9 @@ class Reader(Struct, eq=False):
         """Record the epoch, unless another one was stated while it began."""
         catch_up = self._ongoing_catch_up
         if epoch is not None:
-            self.epoch = epoch
-            for state in self.links.values():
-                if state.phase is Phase.WAITING:
+            self._epoch = epoch
+            for state in self._links.values():
+                if state.phase is _Phase.WAITING:
                     # The link has carried nothing, and what others carried when it came
                     # up may be of an earlier process.
                     state.heard = 0
@@ -903,15 +1035,15 @@ class Reader(Struct, eq=False):
         :param now: the time of the driver's clock, in s.
         """
         catch_up = self._ongoing_catch_up
-        if self.policy.held_in_memory and catch_up.cursor >= target:
+        if self._policy.held_in_memory and catch_up.cursor >= target:
             # Later rows have replaced what a slow link may still carry.
-            self.empty = None
-        elif self.policy.reverts_positions and target > self.position:
-            if self.empty is not None and self.empty.end == self.position:
-                self.empty.extend(target, now)
+            self._empty = None
+        elif self._policy.reverts_positions and target > self._position:
+            if self._empty is not None and self._empty.end == self._position:
+                self._empty.extend(target, now)
             else:
-                self.empty = EmptyRange(self.position, target, self.position, now)
-        self.position = max(self.position, target)
+                self._empty = _EmptyRange(self._position, target, self._position, now)
+        self._position = max(self._position, target)
         if (
             catch_up.is_fetched
             and catch_up.target <= target
@@ -928,8 +1060,8 @@ class Reader(Struct, eq=False):
     @_on(ReaderEvent.TIMER)
     def timer_due(self) -> None:
         """End a pause."""
-        if self.catch_up is not None and self.catch_up.pace is Pace.PAUSED:
-            self.catch_up.pace = Pace.ADMITTED
+        if self._catch_up is not None and self._catch_up.pace is _Pace.PAUSED:
+            self._catch_up.pace = _Pace.ADMITTED
 
     # -- actions ----------------------------------------------------------------------
 
@@ -945,35 +1077,36 @@ class Reader(Struct, eq=False):
         """
         if self._reports:
             return self._reports.pop(0)
-        catch_up = self.catch_up
-        if catch_up is None or catch_up.pace is Pace.PAUSED:
+        catch_up = self._catch_up
+        if catch_up is None or catch_up.pace is _Pace.PAUSED:
             return None
-        if catch_up.rewind_to == self.position:
-            catch_up.cursor = catch_up.empty_upto = self.position
-            catch_up.rewind_to = self.empty = None
+        if catch_up.rewind_to == self._position:
+            catch_up.cursor = catch_up.empty_upto = self._position
+            catch_up.rewind_to = self._empty = None
         if catch_up.epoch is not None and catch_up.rewind_to is None:
             return BeginEpoch(catch_up.epoch)
-        if not self.links:
+        if not self._links:
             return None
-        if self.page is not None:
-            return self._read_ahead(self.page)
-        if self.request is not None:
+        if self._page is not None:
+            return self._read_ahead(self._page)
+        if self._request is not None:
             return None
         self._clamp()
         if catch_up.is_fetched and catch_up.rewind_to is None:
-            is_opening = any(s.phase is Phase.OPENING for s in self.links.values())
-            if catch_up.target > self.position or (
-                catch_up.target == self.position and is_opening
+            is_opening = any(s.phase is _Phase.OPENING for s in self._links.values())
+            if catch_up.target > self._position or (
+                catch_up.target == self._position and is_opening
             ):
                 return Advance(catch_up.target)
             self._finish()
             return self.next(now)
-        if catch_up.pace is Pace.NEW and (wait := self._wait(now)) > 0:
-            catch_up.pace = Pace.PAUSED
+        if catch_up.pace is _Pace.NEW and (wait := self._wait(now)) > 0:
+            catch_up.pace = _Pace.PAUSED
             return Pause(wait)
-        catch_up.pace, self._start = Pace.ADMITTED, None
+        catch_up.pace, self._start = _Pace.ADMITTED, None
         if catch_up.rewind_to is not None:
-            return Rewind(catch_up.rewind_to, catch_up.epoch)
+            is_reset = catch_up.rewind_to < self.floor
+            return Rewind(catch_up.rewind_to, catch_up.epoch, is_reset=is_reset)
         return self._fetch(catch_up.cursor)
 
     def _fetch(self, from_token: int) -> Fetch:
@@ -982,9 +1115,9 @@ class Reader(Struct, eq=False):
             catch_up.unreadable_upto is not None
             and from_token < catch_up.unreadable_upto
         )
-        self.expected = []
-        self.request = Fetch(from_token, catch_up.requested_upto, from_source)
-        return self.request
+        self._expected = []
+        self._request = Fetch(from_token, catch_up.requested_upto, from_source)
+        return self._request
 
     def _read_ahead(self, page: Page) -> Fetch | None:
         """Request the page after ``page``, while that is being delivered.
@@ -993,8 +1126,8 @@ class Reader(Struct, eq=False):
         """
         catch_up = self._ongoing_catch_up
         if (
-            self.request is not None
-            or self.policy.idempotent
+            self._request is not None
+            or self._policy.idempotent
             or page.upto_token >= catch_up.requested_upto
         ):
             return None
@@ -1014,21 +1147,21 @@ class Reader(Struct, eq=False):
     # -- changes of the scoreboard ----------------------------------------------------
 
     @property
-    def _ongoing_catch_up(self) -> CatchUp:
+    def _ongoing_catch_up(self) -> _CatchUp:
         """The catch-up, which has begun."""
-        assert self.catch_up is not None
-        return self.catch_up
+        assert self._catch_up is not None
+        return self._catch_up
 
-    def _begin(self) -> CatchUp:
+    def _begin(self) -> _CatchUp:
         """Return the catch-up; begin it if nothing is missing yet."""
-        if self.catch_up is None:
-            self.catch_up = CatchUp(self.floor, self.position, self.position)
-        return self.catch_up
+        if self._catch_up is None:
+            self._catch_up = _CatchUp(self.floor, self._position, self._position)
+        return self._catch_up
 
     def _miss(self, above: int, token: int) -> None:
         """Fetch the rows above ``above``, up to those of ``token``, which arrived."""
-        if self.catch_up is None and self.policy.idempotent:
-            self.catch_up = CatchUp(above, above, above)
+        if self._catch_up is None and self._policy.idempotent:
+            self._catch_up = _CatchUp(above, above, above)
         catch_up = self._begin()
         catch_up.cursor = min(catch_up.cursor, above)
         self._claim_row(token)
@@ -1036,7 +1169,7 @@ class Reader(Struct, eq=False):
     def _claim(self, token: int) -> None:
         """Fetch up to at least ``token``, too."""
         catch_up = self._begin()
-        if self.is_plausible(token):
+        if self._is_plausible(token):
             catch_up.target = max(catch_up.target, token)
         else:
             catch_up.has_more_doubts |= catch_up.doubt not in (None, token)
@@ -1048,20 +1181,20 @@ class Reader(Struct, eq=False):
         catch_up = self._begin()
         if token <= catch_up.empty_upto:
             catch_up.empty_upto = catch_up.cursor
-        request, page = self.request, self.page
+        request, page = self._request, self._page
         if request is not None and request.from_token < token <= request.upto_token:
             self._expect(token)
         if page is not None and catch_up.cursor < token <= page.upto_token:
             index = bisect_left(page.tokens, token)
             if page.tokens[index : index + 1] != [token]:
                 # The row was committed after the source answered.
-                self.page = self.request = None
+                self._page = self._request = None
 
     def _expect(self, token: int) -> None:
-        index = bisect_left(self.expected, token)
-        if self.expected[index : index + 1] != [token]:
-            self.expected.insert(index, token)
-            del self.expected[MAX_EXPECTED:]
+        index = bisect_left(self._expected, token)
+        if self._expected[index : index + 1] != [token]:
+            self._expected.insert(index, token)
+            del self._expected[MAX_EXPECTED:]
 
     def _go_back_to(self, token: int) -> None:
         """Fetch the rows above ``token`` again: the position above it is false.
@@ -1069,31 +1202,31 @@ class Reader(Struct, eq=False):
         The sink of a resettable stream forgets all rows when its position moves back.
         """
         catch_up = self._begin()
-        if self.policy.resettable and token < self.position:
+        if self._policy.resettable and token < self._position:
             token = min(0, token)
         catch_up.cursor = catch_up.empty_upto = min(catch_up.cursor, token)
-        if catch_up.target <= self.position:
+        if catch_up.target <= self._position:
             catch_up.target = token
-        if token < self.position:
+        if token < self._position:
             catch_up.rewind_to = token
-        self.page = self.request = None
+        self._page = self._request = None
 
     def _below(self, link: Hashable, token: int, contradicts: bool) -> Finding:
         """Compare a token that is below the position with what the link said before."""
-        if self.policy.idempotent or not contradicts:
+        if self._policy.idempotent or not contradicts:
             return Finding.NOTHING
         floor = self.floor
-        if floor == self.position:
+        if floor == self._position:
             # To rewind would deliver rows twice.
-            return Finding.NOTHING if self.policy.held_in_memory else Finding.AHEAD
-        if self.policy.held_in_memory:
+            return Finding.NOTHING if self._policy.held_in_memory else Finding.AHEAD
+        if self._policy.held_in_memory:
             return self._reset(link, token)
-        if self.links[link].heard <= floor:
+        if self._links[link].heard <= floor:
             # Only other links carried the claim that the range above is empty.
             return Finding.NOTHING
         self._go_back_to(floor)
         self._claim(max(floor, token))
-        self.links[link].heard = token
+        self._links[link].heard = token
         return Finding.RESET
 
     def _reset(self, link: Hashable, token: int) -> Finding:
@@ -1102,17 +1235,17 @@ class Reader(Struct, eq=False):
         Until their next POSITION, the other links may carry rows from before. If they
         do not, the writer may have announced more on them than on this one.
         """
-        restart = min(0, token) if self.policy.held_in_memory else token
-        self.catch_up = CatchUp(restart, token, restart, rewind_to=restart)
-        self.page = self.request = None
-        self.epoch = None
-        for other, state in self.links.items():
+        restart = min(0, token) if self._policy.held_in_memory else token
+        self._catch_up = _CatchUp(restart, token, restart, rewind_to=restart)
+        self._page = self._request = None
+        self._epoch = None
+        for other, state in self._links.items():
             self.drop_unfinished(other)
             state.heard = token if other == link else min(state.heard, restart)
             state.lost_upto = 0
-            state.is_from_start = other == link and state.phase is not Phase.WAITING
-            if other != link and state.phase is not Phase.WAITING:
-                state.phase = Phase.WAITING
+            state.is_from_start = other == link and state.phase is not _Phase.WAITING
+            if other != link and state.phase is not _Phase.WAITING:
+                state.phase = _Phase.WAITING
                 if state.epoch is None:
                     self._reports.append(Ask(other))
         return Finding.RESET
@@ -1120,13 +1253,13 @@ class Reader(Struct, eq=False):
     def _accepts_epoch(self, result: StreamUpdateResult) -> bool:
         """Return whether a page belongs to the epoch of the delivered rows."""
         catch_up, epoch = self._ongoing_catch_up, result.epoch
-        if epoch is None or epoch in (self.epoch, catch_up.epoch):
+        if epoch is None or epoch in (self._epoch, catch_up.epoch):
             return True
-        if self.epoch is None and self.floor > 0 and self._from_start:
+        if self._epoch is None and self.floor > 0 and self._from_start:
             # It will be certain when the epoch is stated on that link.
             return True
         catch_up.epoch = epoch
-        if self.epoch is None and self.floor == 0:
+        if self._epoch is None and self.floor == 0:
             return True
         catch_up.cursor = catch_up.empty_upto = catch_up.rewind_to = 0
         if result.last_token is not None:
@@ -1137,8 +1270,8 @@ class Reader(Struct, eq=False):
     def _refute(self, last_token: int) -> None:
         """Drop the claims that are too far above the last token that exists."""
         catch_up = self._ongoing_catch_up
-        is_exact = self.policy.held_in_memory
-        limit = last_token + (0 if is_exact else self.policy.tolerance)
+        is_exact = self._policy.held_in_memory
+        limit = last_token + (0 if is_exact else self._policy.tolerance)
         claimed = max(catch_up.target, catch_up.doubt or catch_up.target)
         if claimed > limit:
             self._reports.append(Refuted(claimed, last_token))
@@ -1149,33 +1282,34 @@ class Reader(Struct, eq=False):
         if catch_up.target > limit:
             # The writer itself is the source of a stream held in memory.
             catch_up.target = max(cursor, last_token if is_exact else cursor)
-        for state in self.links.values():
-            if state.phase is Phase.OPENING and catch_up.requested_upto <= cursor:
-                state.phase = Phase.WAITING
+        for state in self._links.values():
+            if state.phase is _Phase.OPENING and catch_up.requested_upto <= cursor:
+                state.phase = _Phase.WAITING
             # A smaller claim may have been true; the next token shows it.
             state.is_lossy |= is_lossy
-            state.heard = min(state.heard, max(limit, self.position))
-        if is_exact and self.floor <= last_token < self.position:
+            state.heard = min(state.heard, max(limit, self._position))
+        if is_exact and self.floor <= last_token < self._position:
             self._go_back_to(last_token)
 
     def _clamp(self) -> None:
         """Do not fetch rows again that were delivered since the catch-up began."""
         catch_up = self._ongoing_catch_up
         if catch_up.doubt is not None and (
-            catch_up.doubt <= catch_up.settled_upto or self.is_plausible(catch_up.doubt)
+            catch_up.doubt <= catch_up.settled_upto
+            or self._is_plausible(catch_up.doubt)
         ):
             catch_up.target, catch_up.doubt = max(catch_up.target, catch_up.doubt), None
-        is_reset = self.policy.resettable and catch_up.rewind_to is not None
-        if self.policy.idempotent or is_reset:
+        is_reset = self._policy.resettable and catch_up.rewind_to is not None
+        if self._policy.idempotent or is_reset:
             return
         catch_up.cursor = max(catch_up.cursor, self.floor)
         if catch_up.rewind_to is not None and catch_up.rewind_to < self.floor:
-            catch_up.rewind_to = None if self.floor == self.position else self.floor
+            catch_up.rewind_to = None if self.floor == self._position else self.floor
 
     def _is_check_due(self, now: float) -> bool:
         """Return whether the empty range is to be checked again now."""
-        empty = self.empty
-        if empty is None or self.floor == self.position:
+        empty = self._empty
+        if empty is None or self.floor == self._position:
             return False
         if now < empty.check_from:
             return False
@@ -1188,37 +1322,139 @@ class Reader(Struct, eq=False):
         :raises UnexpectedEventError: if there is nobody to report it to.
         """
         error = UnexpectedEventError(what)
-        if self.report is None:
+        if self._report is None:
             raise error
-        self.report(error)
-        self.page = self.request = None
+        self._report(error)
+        self._page = self._request = None
         catch_up = self._begin()
         catch_up.cursor = catch_up.empty_upto = min(catch_up.cursor, self.floor)
         self._resume()
-        for link in self.links:
+        for link in self._links:
             self.lost_rows(link)
 
     def _pause(self) -> int:
         catch_up = self._ongoing_catch_up
-        self.page = self.request = None
-        catch_up.pace = Pace.PAUSED
+        self._page = self._request = None
+        catch_up.pace = _Pace.PAUSED
         catch_up.attempts += 1
         return catch_up.attempts
 
     def _resume(self) -> None:
-        if self.catch_up is not None and self.catch_up.pace is Pace.PAUSED:
-            self.catch_up.pace = Pace.NEW
+        if self._catch_up is not None and self._catch_up.pace is _Pace.PAUSED:
+            self._catch_up.pace = _Pace.NEW
 
     def _finish(self) -> None:
         catch_up = self._ongoing_catch_up
-        self.catch_up = None
-        if catch_up.drain_upto is not None and self.empty is not None:
-            self.empty.settle(min(catch_up.drain_upto, catch_up.settled_upto))
+        self._catch_up = None
+        if catch_up.drain_upto is not None and self._empty is not None:
+            self._empty.settle(min(catch_up.drain_upto, catch_up.settled_upto))
         self._reports.append(Finished(catch_up.drain_upto))
-        for link, state in self.links.items():
+        for link, state in self._links.items():
             if catch_up.drain_upto is not None:
                 # If the writer returns, it announces its position first.
-                state.phase = Phase.WAITING
-            elif state.phase is Phase.OPENING:
-                state.phase = Phase.COMPLETE
+                state.phase = _Phase.WAITING
+            elif state.phase is _Phase.OPENING:
+                state.phase = _Phase.COMPLETE
                 self._reports.append(Connected(link))
+
+    # -- the state as a value, for the exploration ------------------------------------
+
+    def freeze(self, *, with_epochs: bool) -> tuple[Frozen, dict[Hashable, Frozen]]:
+        """Return the state, and that of each link, as values of built-in types.
+
+        They omit what has no effect on what follows: the texts of rows, the number of
+        failures beyond the first, and all but the ends of the empty range.
+
+        :param with_epochs: whether the writer may state an epoch.
+        """
+        empty, catch_up, page, request = (
+            self._empty, self._catch_up, self._page, self._request,
+        )  # fmt: skip
+        if empty is not None and (
+            empty.end not in (self._host_position(), self._position)
+            or (empty.start == empty.end and not empty.check_from)
+        ):
+            empty = None
+        links: dict[Hashable, Frozen] = {
+            link: (
+                each.heard, _PHASES.index(each.phase), len(each.pending), each.is_lossy,
+                each.is_from_start and with_epochs, each.epoch or "", each.lost_upto,
+            )
+            for link, each in self._links.items()
+        }  # fmt: skip
+        return (
+            self._position,
+            self._epoch,
+            None if empty is None else (
+                empty.start, empty.end, round(empty.check_from, 3)
+            ),
+            None if catch_up is None else (
+                catch_up.cursor, catch_up.target, catch_up.empty_upto, catch_up.doubt,
+                catch_up.has_more_doubts, catch_up.rewind_to, catch_up.epoch,
+                catch_up.unreadable_upto, catch_up.drain_upto,
+                min(catch_up.attempts, 1), _PACES.index(catch_up.pace),
+            ),
+            None if request is None else (
+                request.from_token, request.upto_token, request.from_source
+            ),
+            None if page is None else (
+                tuple(page.tokens), page.upto_token, self._page_cursor,
+            ),
+            () if request is None else tuple(self._expected),
+            round(self._due, 3),
+            None if self._start is None else round(self._start, 3),
+        ), links  # fmt: skip
+
+    def thaw(self, frozen: Frozen, links: Mapping[Hashable, Frozen]) -> None:
+        """Set the state to one that :meth:`freeze` returned."""
+        (
+            self._position, self._epoch, empty, catch_up, request, page, expected,
+            self._due, self._start,
+        ) = frozen  # fmt: skip
+        self._links = {}
+        for link, (heard, phase, pending, lossy, first, epoch, lost) in links.items():
+            self._links[link] = _Link(
+                heard, _PHASES[phase], [b""] * pending, lossy, first, epoch or None,
+                lost,
+            )  # fmt: skip
+        self._empty = self._catch_up = self._request = self._page = None
+        if empty is not None:
+            start, end, check_from = empty
+            self._empty = _EmptyRange(start, end, start, 0.0, check_from)
+        if catch_up is not None:
+            *fields, pace = catch_up
+            self._catch_up = _CatchUp(*fields)
+            self._catch_up.pace = _PACES[pace]
+        if request is not None:
+            self._request = Fetch(*request)
+        if page is not None:
+            tokens, upto, self._page_cursor = page
+            self._page = Page(list(tokens), [None] * len(tokens), upto)
+        self._expected = list(expected)
+
+    @property
+    def delay(self) -> float:
+        """The time after which the limit of fetches has no effect, in s, at time 0."""
+        return self._due
+
+    @property
+    def awaits_check(self) -> bool:
+        """Whether a check of the empty range waits until an interval is over."""
+        return self._empty is not None and self._empty.check_from > 0
+
+    def end_check_interval(self) -> None:
+        """Let the empty range be checked again."""
+        if self._empty is not None:
+            self._empty.check_from = 0.0
+
+    def elapse(self, seconds: float) -> None:
+        """Bring the times that limit fetches nearer to time 0."""
+        self._due = max(0.0, self._due - seconds)
+        if self._start is not None:
+            self._start = max(0.0, self._start - seconds)
+
+
+Frozen: TypeAlias = tuple[Any, ...]
+
+_PHASES: Final = tuple(_Phase)
+_PACES: Final = tuple(_Pace)

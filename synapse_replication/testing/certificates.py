@@ -49,7 +49,7 @@ class PrivateAuthority:
         self._folder = folder
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._name = _name(name)
-        built = (issuer or self)._build(self._name, self._key, None)
+        built = (issuer or self)._build(self._name, self._key, None)  # noqa: SLF001 -- of this class
         self.certificate = self._write(name, built, self._key).certificate
 
     def issue(self, name: str, host: str = "127.0.0.1") -> PrivatePair:

@@ -76,7 +76,7 @@ class HandlerTests(SynchronousTestCase):
 
     def _writers(self) -> list[str]:
         receivers = self.handler.receivers.values()
-        return [writer.name for each in receivers for writer in each._writers.all()]
+        return [writer.name for each in receivers for writer in each._writers.values()]
 
     def test_no_state_for_undeclared_writers(self) -> None:
         """5,000 made-up writers leave no state and cause no query."""

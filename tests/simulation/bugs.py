@@ -11,18 +11,19 @@ from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
 from unittest.mock import patch
+from weakref import WeakKeyDictionary
 
 from synapse_replication.dropin.host_streams import HostStream
 from synapse_replication.handlers.interfaces import Link
-from synapse_replication.handlers.receiving.receiver import StreamReceiver
-from synapse_replication.handlers.receiving.row_handler import RowHandler
-from synapse_replication.handlers.receiving.writers import Announcement, Writer
+from synapse_replication.handlers.receiving.items import Announcement
+from synapse_replication.handlers.receiving.received_stream import ReceivedStream
+from synapse_replication.handlers.receiving.writer_receiver import WriterReceiver
 from synapse_replication.redis.subscriber import RedisSubscriber
 from synapse_replication.storage import id_generators
 from synapse_replication.storage.open_transactions import PredecessorWait
 from synapse_replication.storage.postgres_stream import PostgresStream
 from synapse_replication.storage.sequences import load_positions
-from synapse_replication.streams.reader import Finding, Phase, Reader, Verdict
+from synapse_replication.streams.reader import Finding, Reader, Verdict, _Phase
 from synapse_replication.streams.stream import RemovedWriter, StreamUpdateResult
 from synapse_replication.streams.writer_positions import WriterPositions
 from synapse_replication.wire.commands import PositionCommand
@@ -52,65 +53,87 @@ def _delivers_during_catch_up() -> AbstractContextManager[object]:
     """Deliver rows that arrive during a catch-up immediately."""
 
     def is_live_on(self: Reader, link: Link) -> bool:
-        state = self.links.get(link)
-        return state is not None and state.phase is not Phase.WAITING
+        state = self._links.get(link)
+        return state is not None and state.phase is not _Phase.WAITING
 
     return patch.object(Reader, "is_live_on", is_live_on)
 
 
+_RECEIVERS: WeakKeyDictionary[ReceivedStream, list[WriterReceiver]] = (
+    WeakKeyDictionary()
+)
+
+
+@contextmanager
+def _with_siblings(name: str, method: Callable[..., Any]) -> Iterator[None]:
+    """Patch a method that uses :func:`_readers_of_stream`."""
+    original = WriterReceiver.__init__
+
+    def init(
+        self: WriterReceiver, instance_name: str, stream: ReceivedStream, *args: Any
+    ) -> None:
+        original(self, instance_name, stream, *args)
+        _RECEIVERS.setdefault(stream, []).append(self)
+
+    with (
+        patch.object(WriterReceiver, "__init__", init),
+        patch.object(WriterReceiver, name, method),
+    ):
+        yield
+
+
+def _readers_of_stream(writer: WriterReceiver) -> list[Reader]:
+    """Return the readers of all writers of the stream of ``writer``."""
+    return [other.reader for other in _RECEIVERS[writer._stream]]
+
+
 def _collects_batches_by_stream() -> AbstractContextManager[object]:
     """Collect the rows of a batch by stream instead of by writer."""
-    original = RowHandler._handle_slice
+    original = WriterReceiver._handle_slice
 
     def handle_slice(
-        self: RowHandler,
-        writer: Writer,
-        link: Link,
-        tokens: list[Any],
-        rows: list[bytes],
+        self: WriterReceiver, link: Link, tokens: list[Any], rows: list[bytes]
     ) -> Awaitable[None] | None:
-        own = writer.reader.links[link]
-        for other in self._writers.all():
-            if other is not writer:
-                state = other.reader.links[link]
+        own = self.reader._links[link]
+        for other in _readers_of_stream(self):
+            if other is not self.reader:
+                state = other._links[link]
                 own.pending, state.pending = state.pending + own.pending, []
-        return original(self, writer, link, tokens, rows)
+        return original(self, link, tokens, rows)
 
-    return patch.object(RowHandler, "_handle_slice", handle_slice)
+    return _with_siblings("_handle_slice", handle_slice)
 
 
 def _drops_all_batches() -> AbstractContextManager[object]:
     """Drop the unfinished batches of all writers at the POSITION of one."""
-    original = StreamReceiver._handle_announcement
+    original = WriterReceiver._announce
 
-    def handle(
-        self: StreamReceiver, writer: Writer, link: Link, item: Announcement
-    ) -> None:
+    def announce(self: WriterReceiver, link: Link, item: Announcement) -> None:
         if isinstance(item, PositionCommand):
-            for each in self._writers.all():
-                if (state := each.reader.links.get(link)) is not None:
+            for reader in _readers_of_stream(self):
+                if (state := reader._links.get(link)) is not None:
                     state.pending = []
-        original(self, writer, link, item)
+        original(self, link, item)
 
-    return patch.object(StreamReceiver, "_handle_announcement", handle)
+    return _with_siblings("_announce", announce)
 
 
 def _makes_all_writers_live() -> AbstractContextManager[object]:
     """Accept the rows of all writers after the POSITION of one."""
-    original = RowHandler.handle
+    original = WriterReceiver._handle_rows
 
     def handle(
-        self: RowHandler, link: Link, group: RdataGroup
+        self: WriterReceiver, link: Link, group: RdataGroup
     ) -> Awaitable[None] | None:
-        state = self._writers.refreshed(group.instance_name).reader.links[link]
-        if state.phase is Phase.WAITING and any(
-            writer.reader.links[link].phase is Phase.COMPLETE
-            for writer in self._writers.all()
+        state = self.reader._links[link]
+        if state.phase is _Phase.WAITING and any(
+            reader._links[link].phase is _Phase.COMPLETE
+            for reader in _readers_of_stream(self)
         ):
-            state.phase = Phase.COMPLETE
+            state.phase = _Phase.COMPLETE
         return original(self, link, group)
 
-    return patch.object(RowHandler, "handle", handle)
+    return _with_siblings("_handle_rows", handle)
 
 
 def _compares_links_with_the_position() -> AbstractContextManager[object]:
@@ -119,7 +142,7 @@ def _compares_links_with_the_position() -> AbstractContextManager[object]:
 
     def link_up(self: Reader, link: Link) -> None:
         original(self, link)
-        self.links[link].heard = self.position
+        self._links[link].heard = self._position
 
     return patch.object(Reader, "link_up", link_up)
 
@@ -129,9 +152,9 @@ def _reads_each_link() -> AbstractContextManager[object]:
     original = Reader.batch
 
     def batch(self: Reader, link: Link, token: int, size: int) -> Verdict:
-        is_new = token > self.links[link].heard
+        is_new = token > self._links[link].heard
         verdict: Verdict = original(self, link, token, size)
-        if verdict is Verdict.OLD and is_new and self.catch_up is None:
+        if verdict is Verdict.OLD and is_new and self._catch_up is None:
             return Verdict.DELIVER
         return verdict
 
@@ -216,12 +239,12 @@ def _saves_no_epochs() -> Iterator[None]:
     def epoch_reported(
         self: Reader, link: Link, token: int, epoch: str, *, has_restarted: bool
     ) -> Finding:
-        self.epoch = self.epoch or epoch
+        self._epoch = self._epoch or epoch
         found: Finding = reported(self, link, token, epoch, has_restarted=has_restarted)
         return found
 
     def accepts_epoch(self: Reader, result: StreamUpdateResult) -> bool:
-        self.epoch = self.epoch or result.epoch
+        self._epoch = self._epoch or result.epoch
         return accepts(self, result)
 
     with (

@@ -256,7 +256,7 @@ class Process:
         reader = self.handler.receivers[MEMORY_STREAM].readers().get(writer)
         if reader is None:
             return None
-        begun = None if reader.catch_up is None else reader.catch_up.epoch
+        begun = None if reader._catch_up is None else reader._catch_up.epoch
         epoch = begun or reader.epoch
         return None if epoch is None else int(epoch.rpartition("-")[2])
 

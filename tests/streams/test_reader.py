@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import attrs
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import CatchUpError
@@ -49,7 +50,8 @@ class Driven:
     def __init__(
         self, policy: ReaderPolicy = DATABASE, position: int = 0, links: str = "a"
     ) -> None:
-        self.reader = Reader(policy, lambda token: token <= 1000, position)
+        self.position = position
+        self.reader = Reader(policy, lambda token: token <= 1000, lambda: self.position)
         self.now = 0.0
         self.rows: list[int] = []
         for link in links:
@@ -60,6 +62,8 @@ class Driven:
         found: list[Action] = []
         while (action := self.reader.next(self.now)) is not None:
             found.append(action)
+            if isinstance(action, (Rewind, Advance)):
+                self.position = action.token
             if isinstance(action, Rewind):
                 self.reader.rewound(action.epoch)
             elif isinstance(action, BeginEpoch):
@@ -77,10 +81,10 @@ class Driven:
         """Receive a row; deliver it if the reader says so."""
         self.reader.gather(link, [token], [b"{}"])
         verdict = self.reader.batch(link, token, 1)
-        self.reader.links[link].pending = []
+        self.reader._links[link].pending = []
         if verdict is Verdict.DELIVER:
             self.rows.append(token)
-            self.reader.position = max(self.reader.position, token)
+            self.position = max(self.position, token)
         return verdict
 
     def page(self, *tokens: int, upto: int | None = None, **options: Any) -> bool:
@@ -96,7 +100,7 @@ class Driven:
         self.take()
         for token in page.tokens:
             self.rows.append(token)
-            self.reader.position = max(self.reader.position, token)
+            self.position = max(self.position, token)
             self.reader.delivered(token)
         self.reader.page_delivered()
         return True
@@ -357,7 +361,7 @@ class RowTests(SynchronousTestCase):
         """Rows before the first POSITION of a link are dropped."""
         driven = Driven()
         self.assertIsNone(driven.reader.gather("a", [None, 1], [b"{}", b"{}"]))
-        self.assertFalse(driven.reader.links["a"].is_lossy)
+        self.assertFalse(driven.reader._links["a"].is_lossy)
         self.assertIsNone(driven.reader.gather("a", [2, None], [b"{}", b"{}"]))
         driven.open(0)
         self.assertIs(driven.row(3), Verdict.FETCH)
@@ -463,7 +467,7 @@ class RowTests(SynchronousTestCase):
         driven.take()
         driven.reader.lost_rows("a")
         self.assertIs(driven.row(6), Verdict.FETCH)
-        self.assertTrue(driven.reader.links["a"].is_lossy)
+        self.assertTrue(driven.reader._links["a"].is_lossy)
 
     def test_implausible(self) -> None:
         """A token that is too far above all known ones is fetched first."""
@@ -556,7 +560,7 @@ class PageTests(SynchronousTestCase):
         driven = self.fetching()
         for token in (6, 4, 2, 4):
             driven.row(token)
-        self.assertEqual(driven.reader.expected, [2, 4])
+        self.assertEqual(driven.reader._expected, [2, 4])
         self.assertTrue(driven.page(2, 4, 5))
         self.assertEqual(driven.rows, [2, 4])
         self.assertGreater(MAX_EXPECTED, 2)
@@ -663,7 +667,7 @@ class PageTests(SynchronousTestCase):
             driven.reader.page_fetched(fetch, result)
             # The row is in the range that the first page covered.
             self.assertIs(driven.row(7), Verdict.FETCH)
-            driven.reader.position = max(20, token)
+            driven.position = max(20, token)
             driven.reader.delivered(token)
             actions = driven.take()
             self.assertEqual([a for a in actions if isinstance(a, Rewind)], lowered)
@@ -885,7 +889,7 @@ class EpochTests(SynchronousTestCase):
         found = driven.reader.epoch_reported("a", 2, "e", has_restarted=False)
         self.assertIs(found, Finding.NOTHING)
         self.assertIsNotNone(driven.reader.page)
-        driven.reader.position = 1
+        driven.position = 1
         driven.reader.delivered(1)
         driven.reader.page_delivered()
         found = driven.reader.epoch_reported("a", 2, "e", has_restarted=False)
@@ -967,7 +971,7 @@ class EpochTests(SynchronousTestCase):
         self.assertIs(driven.reader.batch("a", 1, 1), Verdict.DELIVER)
         driven.reader.overflow()
         driven.reader.epoch_reported("a", 1, "e", has_restarted=False)
-        driven.reader.position = 1
+        driven.position = 1
         self.assertEqual(driven.take()[:1], [BeginEpoch("e")])
         self.assertEqual(driven.reader.position, 1)
 
@@ -1023,7 +1027,7 @@ class TableTests(SynchronousTestCase):
         """Change an entry of the table: rows that then arrive are fetched."""
         driven = Driven()
         errors: list[UnexpectedEventError] = []
-        driven.reader.report = errors.append
+        driven.reader._report = errors.append
         driven.open(0)
         driven.row(1)
         row = {**TABLE[event], state: entry}
@@ -1052,7 +1056,7 @@ class TableTests(SynchronousTestCase):
     def test_recovery_during_a_catch_up(self) -> None:
         """What was found to be empty is fetched again, too."""
         driven = Driven()
-        driven.reader.report = lambda error: None
+        driven.reader._report = lambda error: None
         driven.reader.announced("a", 5, 5, 0.0)
         driven.take()
         driven.page(upto=2)
@@ -1065,7 +1069,7 @@ class TableTests(SynchronousTestCase):
     def test_unexpected_page(self) -> None:
         """A page that is not expected is not wanted."""
         driven = Driven()
-        driven.reader.report = lambda error: None
+        driven.reader._report = lambda error: None
         driven.open(0)
         result = StreamUpdateResult([(1, None)], 1, False)
         self.assertIsNone(driven.reader.page_fetched(Fetch(0, 1, False), result))
@@ -1076,3 +1080,15 @@ class TableTests(SynchronousTestCase):
             self.assertTrue(TABLE[event], event)
             for entry in TABLE[event].values():
                 self.assertRegex(entry.effect, r"\w\.$")
+
+
+class FieldTests(SynchronousTestCase):
+    """What others may read. ``ruff`` (SLF001) reports who reads what is private."""
+
+    def test_fields_are_private(self) -> None:
+        """Nobody else can set what a reader knows about a writer, or see its parts."""
+        names = [field.name for field in attrs.fields(Reader)]
+        self.assertEqual([name for name in names if not name.startswith("_")], [])
+        for name, member in vars(Reader).items():
+            if isinstance(member, property):
+                self.assertIsNone(member.fset, name)

@@ -15,12 +15,12 @@ from synapse_replication.handlers.events import (
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.instrumentation.status.observer import StatusObserver
 from synapse_replication.streams.reader import (
-    CatchUp,
     Fetch,
-    LinkState,
-    Phase,
     Reader,
     ReaderPolicy,
+    _CatchUp,
+    _Link,
+    _Phase,
 )
 from synapse_replication.wire.close_reason import CloseReason
 
@@ -44,8 +44,8 @@ class KnownReaders:
         """Return the reader of a writer; add it if it is new."""
         key = stream_name, instance_name
         if key not in self._readers:
-            reader = Reader(ReaderPolicy(), lambda token: True, 0)
-            reader.links = {link: LinkState(0) for link in self._links}
+            reader = Reader(ReaderPolicy(), lambda token: True, lambda: 0)
+            reader._links = {link: _Link(0) for link in self._links}
             self._readers[key] = reader
         return self._readers[key]
 
@@ -53,7 +53,7 @@ class KnownReaders:
         """Add a link."""
         self._links.append(link)
         for reader in self._readers.values():
-            reader.links.setdefault(link, LinkState(0))
+            reader._links.setdefault(link, _Link(0))
         self._observer.observe(LinkUp(link))
         self._observer.observe(LinksChanged(len(self._links)))
 
@@ -62,7 +62,7 @@ class KnownReaders:
         self._links.remove(link)
         if link not in self._links:
             for reader in self._readers.values():
-                reader.links.pop(link, None)
+                reader._links.pop(link, None)
         self._observer.observe(LinksChanged(len(self._links)))
         self._observer.observe(LinkDown(link, CloseReason.LOST, why))
 
@@ -84,8 +84,8 @@ class KnownReaders:
         """Receive a writer's POSITION, and have all its rows up to it."""
         self.announce(stream_name, instance_name, token, link=link)
         reader = self.of(stream_name, instance_name)
-        reader.links[link] = LinkState(token, Phase.COMPLETE)
-        reader.catch_up = reader.request = None
+        reader._links[link] = _Link(token, _Phase.COMPLETE)
+        reader._catch_up = reader._request = None
         self._observer.position_changed(stream_name, instance_name, token)
         self._observer.observe(StreamConnected(link, stream_name, instance_name))
 
@@ -93,22 +93,22 @@ class KnownReaders:
         """Request the missing rows of a writer."""
         reader = self.of(event.stream_name, event.instance_name)
         start, end = event.from_token, event.upto_token
-        if reader.catch_up is None:
-            reader.catch_up = CatchUp(start, end, start)
-        reader.request = Fetch(start, end, False)
+        if reader._catch_up is None:
+            reader._catch_up = _CatchUp(start, end, start)
+        reader._request = Fetch(start, end, False)
         self._observer.observe(event)
 
     def fail(self, event: CatchUpEvent, error: Exception, attempt: int) -> None:
         """Fail to fetch, and retry later."""
-        self.of(event.stream_name, event.instance_name).request = None
+        self.of(event.stream_name, event.instance_name)._request = None
         self._observer.observe(CatchUpFailed(event, error, attempt, 5.0))
 
     def drain(
         self, stream_name: str, instance_name: str, from_token: int, upto: int
     ) -> None:
         """Begin to fetch the last rows of a removed writer."""
-        catch_up = CatchUp(from_token, upto, from_token, drain_upto=upto)
-        self.of(stream_name, instance_name).catch_up = catch_up
+        catch_up = _CatchUp(from_token, upto, from_token, drain_upto=upto)
+        self.of(stream_name, instance_name)._catch_up = catch_up
         self._observer.observe(
             RemovedWriterFound(stream_name, instance_name, from_token, upto)
         )
@@ -116,5 +116,5 @@ class KnownReaders:
     def finish(self, stream_name: str, instance_name: str, token: int) -> None:
         """Deliver the last missing row of a writer."""
         reader = self.of(stream_name, instance_name)
-        reader.catch_up = reader.request = None
+        reader._catch_up = reader._request = None
         self._observer.position_changed(stream_name, instance_name, token)

@@ -25,12 +25,12 @@ import attrs
 from scripts.tools.explore.world import (
     Bounds,
     Event,
-    Frozen,
     Kind,
     ViolationError,
     World,
 )
 from synapse_replication.streams import reader as machine
+from synapse_replication.streams.reader import Frozen
 from synapse_replication.streams.reader_table import TABLE, ReaderEvent, State
 
 _NONE = 0xFFFFFFFF
@@ -364,7 +364,7 @@ def rest(world: World, limit: int = 100) -> str | None:
         for event in world.towards_rest():
             world.apply(event)
             if _key(world) != before:
-                world._note(f"[{event}]")
+                world.note(f"[{event}]")
                 break
         else:
             break

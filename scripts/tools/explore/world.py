@@ -25,26 +25,21 @@ Time stands still. An event lets all waiting end, or passes a part of it.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from typing import Any, Final, TypeAlias
 
 import attrs
 
 from synapse_replication.errors import CatchUpError
 from synapse_replication.streams import reader as machine
-from synapse_replication.streams.pages import Page
 from synapse_replication.streams.reader import (
     Action,
     Advance,
     BeginEpoch,
-    CatchUp,
-    EmptyRange,
     Fetch,
     Finished,
-    LinkState,
-    Pace,
+    Frozen,
     Pause,
-    Phase,
     Reader,
     ReaderPolicy,
     Rewind,
@@ -53,7 +48,6 @@ from synapse_replication.streams.reader import (
 from synapse_replication.streams.stream import StreamUpdateResult
 
 Event: TypeAlias = tuple[Any, ...]
-Frozen: TypeAlias = tuple[Any, ...]
 
 #: The plausible distance of a token.
 DISTANCE: Final = 1
@@ -63,8 +57,6 @@ MOMENT: Final = machine.INTERVAL / 2
 LARGE: Final = 2
 
 PENDING, COMMITTED, ABORTED = 1, 2, 3
-_PHASES: Final = tuple(Phase)
-_PACES: Final = tuple(Pace)
 
 
 class ViolationError(Exception):
@@ -279,8 +271,11 @@ class World:
 
     def _start_reader(self, epoch: str | None) -> None:
         self.reader = Reader(
-            _POLICIES[self.kind], self.is_plausible, self.position, epoch
+            _POLICIES[self.kind], self.is_plausible, self._host_position, epoch
         )
+
+    def _host_position(self) -> int:
+        return self.position
 
     @property
     def in_memory(self) -> bool:
@@ -305,39 +300,20 @@ class World:
         The value has three parts: what the reader and its driver know, what they do not
         know, and a pair of the same for each link. The faults left are bits.
         """
-        reader = self.reader
-        rates = self.bounds.burst is not None
+        of_reader, of_links = self.reader.freeze(with_epochs=self.states_epochs)
+        if self.bounds.burst is None:
+            *rest, _, start = of_reader
+            of_reader = *rest, 0.0, start
         links = []
         for number, link in enumerate(self.links):
-            s = reader.links.get(number)
-            heard = (
-                link.token, link.life, link.said,
-                () if s is None else (
-                    s.heard, _PHASES.index(s.phase), len(s.pending), s.is_lossy,
-                    s.is_from_start, s.epoch or "", s.lost_upto,
-                ),
-            )  # fmt: skip
+            heard = link.token, link.life, link.said, of_links.get(number, ())
             place = link.up, link.at, link.half, link.hidden, link.carried
             links.append((heard, place, number))
         links.sort()
-        e, w, page = reader.empty, reader.catch_up, reader.page
         known = (
             self.position, self.known, self.answer, self.page_life, self.page_holes,
             self.busy, self.given_up, round(self.timer, 3), self.timer_due,
-            None if self.wait is None else round(self.wait, 3),
-            reader.position, reader.epoch,
-            None if e is None else (e.start, e.end, round(e.check_from, 3)),
-            None if w is None else (
-                w.cursor, w.target, w.empty_upto, w.doubt, w.has_more_doubts,
-                w.rewind_to, w.epoch, w.unreadable_upto, w.drain_upto,
-                min(w.attempts, 1), _PACES.index(w.pace),
-            ),
-            _fetch_key(reader.request),
-            None if page is None else (
-                tuple(page.tokens), page.upto_token, reader._page_cursor,
-            ),
-            tuple(reader.expected), round(reader._due, 3) if rates else 0.0,
-            None if reader._start is None else round(reader._start, 3),
+            None if self.wait is None else round(self.wait, 3), of_reader,
         )  # fmt: skip
         unknown = (
             tuple(self.ids), self.sent, self.life, self.removed, tuple(self.log),
@@ -356,8 +332,7 @@ class World:
         known, unknown, links = frozen
         (
             self.position, self.known, self.answer, self.page_life, self.page_holes,
-            self.busy, self.given_up, self.timer, self.timer_due, self.wait,
-            position, epoch, empty, catch_up, request, page, expected, due, start,
+            self.busy, self.given_up, self.timer, self.timer_due, self.wait, of_reader,
         ) = known  # fmt: skip
         (
             ids, self.sent, self.life, self.removed, log, self.lie, self.delivered,
@@ -366,37 +341,15 @@ class World:
         self.ids, self.log = list(ids), list(log)
         self.left = [left >> fault & 1 for fault in range(len(FAULTS))]
         self.total = bounds.faults - bounds.spent(left)
-        self.reader = reader = Reader(
-            _POLICIES[kind], self.is_plausible, position, epoch
-        )
         self.links = []
-        for number, ((*heard, s), (up, at, half, *carried)) in enumerate(links):
+        of_links: dict[Hashable, Frozen] = {}
+        for number, ((*heard, of_link), (up, at, half, *carried)) in enumerate(links):
             self.links.append(WorldLink(up, at, half, *heard, *carried))
-            if s:
-                token, phase, pending, is_lossy, is_from_start, stated, lost = s
-                reader.links[number] = LinkState(
-                    token,
-                    _PHASES[phase],
-                    [b""] * pending,
-                    is_lossy,
-                    is_from_start,
-                    stated or None,
-                    lost,
-                )
-        if empty is not None:
-            first, end, check_from = empty
-            reader.empty = EmptyRange(first, end, first, 0.0, check_from)
-        if catch_up is not None:
-            *fields, pace = catch_up
-            reader.catch_up = CatchUp(*fields)
-            reader.catch_up.pace = _PACES[pace]
-        if request is not None:
-            reader.request = Fetch(*request)
-        self.fetch = reader.request
-        if page is not None:
-            tokens, upto, reader._page_cursor = page
-            reader.page = Page(list(tokens), [None] * len(tokens), upto)
-        reader.expected, reader._due, reader._start = list(expected), due, start
+            if of_link:
+                of_links[number] = of_link
+        self._start_reader(None)
+        self.reader.thaw(of_reader, of_links)
+        self.fetch = self.reader.request
         return self
 
     # -- what can happen ---------------------------------------------------------------
@@ -488,9 +441,9 @@ class World:
             yield ("timer",)
         if self.timer < 0:
             yield ("time",)
-        if self.bounds.burst is not None and (reader._due > 0 or self.timer > 0):
+        if self.bounds.burst is not None and (reader.delay > 0 or self.timer > 0):
             yield ("moment",)
-        if reader.empty is not None and reader.empty.check_from > 0:
+        if reader.awaits_check:
             yield ("second",)
 
     def _links_up(self) -> Iterator[Event]:
@@ -575,8 +528,7 @@ class World:
     def _removals(self) -> Iterator[Event]:
         if self._may(REMOVE):
             yield ("remove", True)
-            states = self.reader.links.values()
-            if all(state.phase is Phase.WAITING for state in states):
+            if all(map(self.reader.is_waiting_on, self._numbers_up())):
                 yield ("remove", False)
         if self.removed == 1:
             yield ("return",)
@@ -629,7 +581,7 @@ class World:
         self._tidy()
         self._check()
 
-    def _note(self, text: str) -> None:
+    def note(self, text: str) -> None:
         if self.trace is not None:
             self.trace.append(text)
 
@@ -673,8 +625,10 @@ class World:
         self.ids = [ABORTED if s == PENDING else s for s in self.ids]
         self._find_removed(is_deleted)
 
+    def _numbers_up(self) -> list[int]:
+        return [number for number, link in enumerate(self.links) if link.up]
+
     def _find_removed(self, is_deleted: bool) -> None:
-        self.reader.position = self.position
         upto = self._own_last()
         if upto <= self.position:
             if not is_deleted:
@@ -682,7 +636,7 @@ class World:
                 return
             upto = self.position
         self.reader.removed(upto, is_deleted=is_deleted)
-        self._note(f"reader.removed({upto}, is_deleted={is_deleted})")
+        self.note(f"reader.removed({upto}, is_deleted={is_deleted})")
         if self.busy is None and self.reader.request is None:
             self.busy = ("proceed",)
 
@@ -698,9 +652,8 @@ class World:
     def _on_stored(self) -> None:
         """Read the position that the writer stored with its last finished row."""
         token = min(self._own_last(), self._announceable())
-        self.reader.position = self.position
         found = self.reader.stored(token)
-        self._note(f"reader.stored({token}) -> {found}")
+        self.note(f"reader.stored({token}) -> {found}")
         if self.reader.request is None:
             self.busy = ("proceed",)
 
@@ -711,19 +664,17 @@ class World:
         self.links[number] = WorldLink(
             True, len(self.log), token=self.sent, life=self.life
         )
-        reader.position = self.position
         reader.link_up(number)
-        self._note(f"reader.link_up({number})")
+        self.note(f"reader.link_up({number})")
         if self.busy is None and not self.given_up:
             self.busy = ("proceed",)
 
     def _on_break(self, number: int) -> None:
         self._spend(BREAK)
         self.links[number] = WorldLink()
-        self.reader.position = self.position
         self.reader.link_lost(number)
-        self._note(f"reader.link_lost({number})")
-        if not self.reader.links:
+        self.note(f"reader.link_lost({number})")
+        if not self.reader.link_count:
             self.timer = 0
 
     def _on_lose(self, number: int) -> None:
@@ -740,7 +691,7 @@ class World:
         link = self.links[number]
         is_half = not self._is_whole(link)
         if not is_half:
-            if self.bounds.lies and self.reader.links[number].phase != Phase.WAITING:
+            if self.bounds.lies and not self.reader.is_waiting_on(number):
                 link.carried |= 1 << self.log[link.at][1]
             self._pass(link)
         link.half = is_half
@@ -835,7 +786,7 @@ class World:
             self._spend(LIE)
             self.lie = token
         link = self.links[number]
-        if self.reader.links[number].phase is Phase.WAITING:
+        if self.reader.is_waiting_on(number):
             # It seems to be the link's first POSITION, and hides what was sent before.
             for hidden in self._rows(token, link.token):
                 link.hidden |= 1 << hidden
@@ -844,16 +795,15 @@ class World:
         """Notify the reader, as the driver does."""
         reader = self.reader
         is_idle = self._is_idle
-        reader.position = self.position
         if not is_idle:
             reader.overflow()
-            self._note("reader.overflow()")
+            self.note("reader.overflow()")
         if method == "announced":
             reader.drop_unfinished(number)
         found = getattr(reader, method)(*args, **kwargs)
         if self.trace is not None:
             words = [repr(a) for a in args] + [f"{k}={v!r}" for k, v in kwargs.items()]
-            self._note(f"reader.{method}({', '.join(words)}) -> {found}")
+            self.note(f"reader.{method}({', '.join(words)}) -> {found}")
         if is_idle:
             self.busy = ("proceed",)
 
@@ -862,18 +812,17 @@ class World:
     def _handle_row(self, number: int, token: int | None, is_readable: bool) -> None:
         reader = self.reader
         is_idle = self._is_idle
-        reader.position = self.position
         if not is_idle:
             reader.overflow()
-            self._note("reader.overflow()")
+            self.note("reader.overflow()")
         fast = is_idle and reader.is_live_on(number)
         complete = reader.gather(number, [token], [b""])
         if self.bounds.lies and complete:
             self.links[number].carried |= 1 << complete[0][0]
-        self._note(f"reader.gather({number}, [{token}], [b'']) -> {complete}")
+        self.note(f"reader.gather({number}, [{token}], [b'']) -> {complete}")
         for new, texts in complete or ():
             verdict = reader.batch(number, new, len(texts))
-            self._note(f"reader.batch({number}, {new}, {len(texts)}) -> {verdict}")
+            self.note(f"reader.batch({number}, {new}, {len(texts)}) -> {verdict}")
             if (
                 fast
                 and new > self.position
@@ -884,10 +833,10 @@ class World:
             if verdict is Verdict.DELIVER:
                 if not is_idle:
                     reader.overflow(new)
-                    self._note(f"reader.overflow({new})")
+                    self.note(f"reader.overflow({new})")
                 elif not is_readable:
                     reader.unreadable(new)
-                    self._note(f"reader.unreadable({new})")
+                    self.note(f"reader.unreadable({new})")
                 elif len(texts) != (1 if self._is_single(new) else 2):
                     raise ViolationError(f"not all rows of token {new} are delivered")
                 else:
@@ -953,11 +902,11 @@ class World:
         try:
             page = reader.page_fetched(fetch, result)
         except CatchUpError:
-            self._note(f"reader.page_fetched(..., {result}) -> error")
+            self.note(f"reader.page_fetched(..., {result}) -> error")
             self._fail()
             self.busy = ("resume",)
             return
-        self._note(
+        self.note(
             f"reader.page_fetched(..., {rows}, upto {upto}, last {last}, {epoch}) -> "
             f"{None if page is None else page.tokens}"
         )
@@ -998,13 +947,13 @@ class World:
             _, token, epoch = busy
             self.position = token
             reader.rewound(epoch)
-            self._note(f"reader.rewound() to {token}, epoch {epoch}")
+            self.note(f"reader.rewound() to {token}, epoch {epoch}")
             if self.in_memory:
                 self.last, self.last_life = token, 0
             self.busy = ("proceed",)
         elif kind == "begin":
             reader.epoch_begun(busy[1])
-            self._note("reader.epoch_begun()")
+            self.note("reader.epoch_begun()")
             if reader.page is None:
                 self.busy = ("proceed",)
             else:
@@ -1012,7 +961,7 @@ class World:
         else:
             self.position = busy[1]
             reader.advanced(busy[1], 0.0)
-            self._note(f"reader.advanced({busy[1]})")
+            self.note(f"reader.advanced({busy[1]})")
             self.busy = ("proceed",)
 
     def _deliver_of_page(self, index: int, tokens: tuple[int, ...]) -> None:
@@ -1022,7 +971,7 @@ class World:
             self._deliver(token, self.page_life)
             self.forgiven |= self.page_holes & ((1 << token) - 1)
             reader.delivered(token)
-            self._note(f"reader.delivered({token})")
+            self.note(f"reader.delivered({token})")
             if reader.page is None:
                 self.busy = ("resume",)
                 return
@@ -1031,7 +980,7 @@ class World:
             self.busy = ("page", index, tokens)
             return
         reader.page_delivered()
-        self._note("reader.page_delivered()")
+        self.note("reader.page_delivered()")
         self.busy = ("resume",)
 
     def _on_fail(self) -> None:
@@ -1040,10 +989,9 @@ class World:
         busy, reader = self.busy, self.reader
         assert busy is not None
         self.busy = ("proceed",)
-        reader.position = self.position
         if busy[0] == "row":
             reader.delivery_failed([busy[1]])
-            self._note(f"reader.delivery_failed([{busy[1]}])")
+            self.note(f"reader.delivery_failed([{busy[1]}])")
             self._pause(-1)
         elif busy[0] == "page":
             if reader.page is not None:
@@ -1059,16 +1007,16 @@ class World:
         self._spend(LOSS)
         if busy[1] < len(busy[2]) and reader.page is not None:
             reader.unreadable(busy[2][busy[1]])
-            self._note(f"reader.unreadable({busy[2][busy[1]]})")
+            self.note(f"reader.unreadable({busy[2][busy[1]]})")
             self.busy = ("resume",)
 
     def _fail(self) -> None:
         self.reader.failed()
-        self._note("reader.failed()")
+        self.note("reader.failed()")
         self._pause(-1)
 
     def _pause(self, seconds: float) -> None:
-        if self.reader.links:
+        if self.reader.link_count:
             self.timer = seconds
 
     def _on_overflow(self) -> None:
@@ -1087,18 +1035,14 @@ class World:
     def _on_timer(self) -> None:
         self.timer_due = False
         self.reader.timer_due()
-        self._note("reader.timer_due()")
+        self.note("reader.timer_due()")
         self.busy = ("resume",)
 
     def _on_second(self) -> None:
-        if self.reader.empty is not None:
-            self.reader.empty.check_from = 0.0
+        self.reader.end_check_interval()
 
     def _on_moment(self) -> None:
-        reader = self.reader
-        reader._due = max(0.0, reader._due - MOMENT)
-        if reader._start is not None:
-            reader._start = max(0.0, reader._start - MOMENT)
+        self.reader.elapse(MOMENT)
         if self.timer > 0:
             self.timer = round(self.timer - MOMENT, 3)
             if self.timer <= 0:
@@ -1123,13 +1067,8 @@ class World:
         may_stop, may_lose = self.may_be_interrupted()
         while self.busy is not None and not self.given_up:
             kind = self.busy[0]
-            catch_up = self.reader.catch_up
             if kind == "resume":
-                if (
-                    catch_up is not None
-                    and not catch_up.is_fetched
-                    and self._has_arrivals()
-                ):
+                if self.reader.has_more_to_fetch and self._has_arrivals():
                     return
             elif self.busy[0:2] == ("page", 0) and not self.busy[2]:
                 pass
@@ -1148,11 +1087,10 @@ class World:
             steps += 1
             if steps > 50:
                 raise ViolationError("the reader's actions never end")
-            reader.position = self.position
             action = reader.next(0.0)
             if action is None:
                 return
-            self._note(f"reader.next() -> {action}")
+            self.note(f"reader.next() -> {action}")
             self._take(action)
             if self.busy is not None:
                 return
@@ -1181,7 +1119,7 @@ class World:
             self.wait = None
 
     def _deliver(self, token: int, life: int) -> None:
-        self._note(f"delivered: row {token}" + (f" of process {life}" if life else ""))
+        self.note(f"delivered: row {token}" + (f" of process {life}" if life else ""))
         if self.in_memory:
             # Without epochs, a false position looks like a restart.
             is_guess = self.kind is not Kind.MEMORY and (self.lie or self.life)
@@ -1246,22 +1184,6 @@ class World:
             link.hidden &= ~(self.delivered | self.forgiven)
         if reader.page is None and (self.busy is None or self.busy[0] != "page"):
             self.page_life = self.page_holes = 0
-        if reader.request is None:
-            reader.expected = []
-        self._tidy_reader()
-
-    def _tidy_reader(self) -> None:
-        """Forget what the reader has no use for any more, in this world."""
-        reader = self.reader
-        if not self.states_epochs:
-            for state in reader.links.values():
-                state.is_from_start = False
-        empty = reader.empty
-        if empty is not None and (
-            empty.end not in (self.position, reader.position)
-            or (empty.start == empty.end and not empty.check_from)
-        ):
-            reader.empty = None
         if not self.bounds.lies and self.known >= len(self.ids) - DISTANCE:
             # All tokens are plausible, now and later.
             self.known = len(self.ids)
@@ -1303,11 +1225,11 @@ class World:
                 continue
             if not (self.delivered | self.forgiven) & 1 << token:
                 return f"row {token} was not delivered"
-        if reader.catch_up is not None or self.busy is not None or self.given_up:
+        if reader.is_catching_up or self.busy is not None or self.given_up:
             return "the reader is not at rest"
         if self.removed:
             return None
-        if any(s.phase is not Phase.COMPLETE for s in reader.links.values()):
+        if not all(map(reader.is_complete_on, self._numbers_up())):
             return "a link is not complete"
         # A false position may remain if no row shows that it is false.
         may_differ = self.lie and (self.kind is not Kind.DATABASE or self.forgiven)
@@ -1373,16 +1295,10 @@ class World:
         if self.states_epochs:
             found += [("epoch", number) for number in numbers]
         found += [("report", number) for number in numbers]
-        if self.reader.empty is not None and self.reader.empty.check_from > 0:
+        if self.reader.awaits_check:
             found.append(("second",))
         found += [("position", number) for number in numbers]
         return found
-
-
-def _fetch_key(fetch: Fetch | None) -> Frozen | None:
-    if fetch is None:
-        return None
-    return fetch.from_token, fetch.upto_token, fetch.from_source
 
 
 _HANDLERS: Final = {

@@ -34,7 +34,7 @@ class TurnRecorder(Service):
     def startService(self) -> None:
         super().startService()  # type: ignore[no-untyped-call]
         polled: Any = reactor
-        self._inner, polled._poller = polled._poller, self
+        self._inner, polled._poller = polled._poller, self  # noqa: SLF001 -- Twisted's own
         self._began = (time.thread_time(), time.perf_counter())
 
     def poll(self, *args: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import attrs
 
@@ -155,6 +155,12 @@ class StreamContext:
             for (stream, writer), epoch in self.sink.saved_epochs().items()
             if stream == self.name
         }
+
+    def save_epoch(self, instance_name: str, epoch: str) -> Awaitable[None] | None:
+        """Have the sink save the epoch of a writer's next rows, if it saves epochs."""
+        if not isinstance(self.sink, EpochSink):
+            return None
+        return self.sink.on_epoch(self.name, instance_name, epoch)
 
     def discard(self, instance_name: str, reason: DiscardReason, count: int) -> None:
         """Report discarded rows or positions, unless ``count`` is 0."""

@@ -6,8 +6,8 @@ costs nothing, and a busy stream needs a single process for all items that arriv
 the process runs.
 
 The total size of the items is bounded, except that a single item may be larger. When
-the queue has several items whose total exceeds the bound, the owner's ``give_up``
-empties it. No other queue is delayed. Back-pressure on the
+the queue has several items whose total exceeds the bound, each of them is given up: it
+decides what remains to be done. No other queue is delayed. Back-pressure on the
 connection was considered and rejected: it would delay the connection's other streams,
 and Redis disconnects subscribers that do not read.
 
@@ -18,81 +18,88 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Final, Generic, TypeVar
+from typing import Final, Protocol
 
-from msgspec import Struct
+import attrs
 
 from synapse_replication.handlers.events import BackgroundTask
 from synapse_replication.handlers.receiving.context import StreamContext
-
-ItemT = TypeVar("ItemT")
 
 #: The approximate memory for a queued item or row in addition to its text, in bytes.
 ROW_OVERHEAD: Final = 80
 
 
-class Queued(Struct, Generic[ItemT]):
-    """An item of a queue.
+class Work(Protocol):
+    """An item of a queue."""
 
-    :ivar length: the number of rows in the item; 1 if it contains no rows.
-    :ivar size: its approximate size in memory, in bytes.
-    """
+    @property
+    def length(self) -> int:
+        """The number of rows in the item; 1 if it contains no rows."""
 
-    item: ItemT
-    length: int = 1
-    size: int = ROW_OVERHEAD
+    @property
+    def size(self) -> int:
+        """The item's approximate size in memory, in bytes."""
+
+    def run(self) -> Awaitable[None] | None:
+        """Handle the item; return an awaitable if that is not complete yet.
+
+        The queue reports failures, which affect only this item.
+        """
+
+    def give_up(self) -> Iterable[Work]:
+        """Handle the item at once, as far as that is possible without delivering rows.
+
+        :return: what remains to be done, which must be small: perhaps the item itself.
+        """
 
 
-class DrainedQueue(Generic[ItemT]):
+@attrs.frozen(eq=False)
+class Call:
+    """A call, as an item of a queue that is never given up."""
+
+    run: Callable[[], Awaitable[None] | None]
+    length: int = attrs.field(default=1, init=False)
+    size: int = attrs.field(default=ROW_OVERHEAD, init=False)
+
+    def give_up(self) -> Iterable[Work]:
+        """Return the call itself."""
+        return (self,)
+
+
+class DrainedQueue:
     """A bounded FIFO queue that handles one item at a time.
 
-    :param consume: handles one item. It returns ``None`` if it has finished, and an
-        awaitable otherwise. Its failures are reported, and affect only that item.
-    :param give_up: handles the items of a full queue at once; returns a few small items
-        that remain.
-
     The context's yielder decides before each item whether to take a break. The queue
-    counts each item as one row. ``consume`` counts the rows that it handles, and may
-    take breaks itself.
+    counts each item as one row. An item counts the rows that it contains, and may take
+    breaks itself.
+
+    :ivar overflow_count: how often the items were given up.
     """
 
-    def __init__(
-        self,
-        context: StreamContext,
-        consume: Callable[[ItemT], Awaitable[None] | None],
-        give_up: Callable[[Iterable[Queued[ItemT]]], list[Queued[ItemT]]],
-    ) -> None:
+    def __init__(self, context: StreamContext) -> None:
         self._name = context.name
         self._task = BackgroundTask(f"replication_stream_{context.name}")
-        self._consume = consume
-        self._give_up = give_up
         self._run_as_background_process = context.run_as_background_process
         self._clock = context.clock
         self._observer = context.observer
         self._yielder = context.yielder
         self._max_size = context.options.max_queue_size
-        self._items: deque[Queued[ItemT]] = deque()
+        self._items: deque[Work] = deque()
         self._length = 0
         self._size = 0
         self._draining = False
         # Whether a length other than 0 was reported to the observer.
         self._is_reported = False
         self._process: Awaitable[object] | None = None
+        self.overflow_count = 0
 
-    def put(self, item: ItemT, length: int = 1, size: int = ROW_OVERHEAD) -> None:
-        """Append an item, and start the background process if it is not running.
-
-        See :class:`Queued`; by default, the item contains no rows.
-        """
-        self._items.append(Queued(item, length, size))
-        self._length += length
-        self._size += size
+    def put(self, item: Work) -> None:
+        """Append an item, and start the background process if it is not running."""
+        self._items.append(item)
+        self._length += item.length
+        self._size += item.size
         if self._size > self._max_size and len(self._items) > 1:
-            given_up, self._items = self._items, deque()
-            # More items may be added meanwhile.
-            self._items.extend(self._give_up(given_up))
-            self._length = sum(queued.length for queued in self._items)
-            self._size = sum(queued.size for queued in self._items)
+            self._give_up()
         if self._draining:
             self._observer.queue_changed(self._name, self._length)
             self._is_reported = True
@@ -102,6 +109,20 @@ class DrainedQueue(Generic[ItemT]):
             self._process = self._run_as_background_process(
                 self._task.description, self._drain
             )
+
+    def call(self, run: Callable[[], Awaitable[None] | None]) -> None:
+        """Append a call."""
+        self.put(Call(run))
+
+    def _give_up(self) -> None:
+        self.overflow_count += 1
+        given_up, self._items = self._items, deque()
+        # What remains of several items is done once.
+        remaining = dict.fromkeys(left for item in given_up for left in item.give_up())
+        # More items may have been added meanwhile.
+        self._items.extend(remaining)
+        self._length = sum(item.length for item in self._items)
+        self._size = sum(item.size for item in self._items)
 
     @property
     def is_idle(self) -> bool:
@@ -120,11 +141,11 @@ class DrainedQueue(Generic[ItemT]):
                 while self._items:
                     if self._yielder.is_due():
                         await self._yielder.take_break()
-                    queued = self._items.popleft()
-                    self._length -= queued.length
-                    self._size -= queued.size
+                    item = self._items.popleft()
+                    self._length -= item.length
+                    self._size -= item.size
                     try:
-                        waiting = self._consume(queued.item)
+                        waiting = item.run()
                         if waiting is not None:
                             await waiting
                     except Exception as error:  # noqa: BLE001 -- reported to the observer

@@ -2,11 +2,12 @@
 
 Theory of operation: all rows and announcements of a stream, from all links, pass
 through one queue and are handled one item at a time. Queued rows are still JSON text;
-rows that arrived together are decoded together when they are handled. What an item
-means for a writer is decided by the writer's
-:class:`~synapse_replication.streams.reader.Reader`, whatever the link. Rows are handled
-by :class:`~synapse_replication.handlers.receiving.row_handler.RowHandler`, and what a
-reader wants done by :class:`~synapse_replication.handlers.receiving.catch_up.CatchUps`.
+rows that arrived together are decoded together when they are handled. An item is
+handled by the
+:class:`~synapse_replication.handlers.receiving.writer_receiver.WriterReceiver` of its
+writer, whose :class:`~synapse_replication.streams.reader.Reader` decides what it means,
+whatever the link. Only rows of several writers that arrived together are decoded here,
+before each writer's are delivered.
 
 If the queue is full, its items are handled at once, except that no row is delivered:
 readers record that the rows are missing, and the queue is empty.
@@ -24,49 +25,80 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TypeAlias
+from typing import Any, cast
 
-from synapse_replication.handlers.events import (
-    AheadOfWriter,
-    AnnouncedBy,
-    DiscardReason,
-    GapFound,
-    LateRows,
-    RemovedWriterDrained,
-    RemovedWriterFound,
-    RowsUnannounced,
-    UnannouncedFound,
-)
-from synapse_replication.handlers.interfaces import LateRowSink, Link
-from synapse_replication.handlers.receiving.catch_up import CatchUps, QueuedWork
+from msgspec import Struct
+
+from synapse_replication.handlers.events import AnnouncedBy, DiscardReason
+from synapse_replication.handlers.interfaces import Link
 from synapse_replication.handlers.receiving.context import StreamContext
 from synapse_replication.handlers.receiving.decoding import RowDecoder
-from synapse_replication.handlers.receiving.queue import DrainedQueue, Queued
-from synapse_replication.handlers.receiving.removed_writers import RemovedWriterSearch
-from synapse_replication.handlers.receiving.row_handler import RowHandler
-from synapse_replication.handlers.receiving.writers import (
-    Announcement,
+from synapse_replication.handlers.receiving.items import (
     LostRow,
-    Received,
+    OfWriter,
     ReportedEpoch,
     ReportedPosition,
-    Writer,
-    Writers,
     size_of,
 )
-from synapse_replication.streams.reader import Finding, Reader, Verdict
+from synapse_replication.handlers.receiving.queue import (
+    ROW_OVERHEAD,
+    DrainedQueue,
+    Work,
+)
+from synapse_replication.handlers.receiving.received_stream import (
+    PageSource,
+    ReceivedStream,
+)
+from synapse_replication.handlers.receiving.removed_writers import RemovedWriterSearch
+from synapse_replication.handlers.receiving.writer_receiver import SLICE, WriterReceiver
+from synapse_replication.streams.reader import Reader, ReaderPolicy
 from synapse_replication.streams.stream import RemovedWriter
-from synapse_replication.streams.token_ledger import TokenLedger
 from synapse_replication.wire.commands import PositionCommand
 from synapse_replication.wire.rdata import InterleavedGroup, RdataGroup
 
-#: The most rows of a writer that are delivered late at once, and the delay before a
-#: failed attempt is repeated, in s.
-MAX_LATE = 100
-LATE_RETRY = 10.0
 
-#: What a queue contains: what arrived on a link, or work of this process.
-_Item: TypeAlias = tuple[Link, Received] | QueuedWork
+class _Arrival(Struct, eq=False):
+    """What arrived on a link from one writer.
+
+    A Struct: one is created for each chunk of rows.
+    """
+
+    receiver: StreamReceiver
+    link: Link
+    item: OfWriter
+    length: int = 1
+    size: int = ROW_OVERHEAD
+
+    def run(self) -> Awaitable[None] | None:
+        return self.receiver.writer(self.item.instance_name).handle(
+            self.link, self.item
+        )
+
+    def give_up(self) -> Iterable[Work]:
+        writer = self.receiver.writer(self.item.instance_name)
+        writer.give_up(self.link, self.item)
+        return (writer.resumption,)
+
+
+class _InterleavedArrival(Struct, eq=False):
+    """Rows of several writers that arrived on a link. A Struct, as above."""
+
+    receiver: StreamReceiver
+    link: Link
+    group: InterleavedGroup
+    length: int
+    size: int
+
+    def run(self) -> Awaitable[None]:
+        return self.receiver.handle_interleaved(self.link, self.group)
+
+    def give_up(self) -> Iterable[Work]:
+        remaining = []
+        for of_writer in self.group.groups():
+            writer = self.receiver.writer(of_writer.instance_name)
+            writer.give_up(self.link, of_writer)
+            remaining.append(writer.resumption)
+        return remaining
 
 
 class StreamReceiver:
@@ -78,39 +110,73 @@ class StreamReceiver:
     """
 
     def __init__(self, context: StreamContext, ask: Callable[[Link], None]) -> None:
+        description, options = context.description, context.options
         self._context = context
-        self._queue: DrainedQueue[_Item] = DrainedQueue(
-            context, self._consume, self._give_up
-        )
-        self._writers = Writers(context)
-        self._search = RemovedWriterSearch(
-            context, self._enqueue_removed, self._writers.has_links
-        )
-        decoder = RowDecoder(context)
-        self._catch_ups = CatchUps(
+        self._queue = DrainedQueue(context)
+        self._decoder = RowDecoder(context)
+        self._search = RemovedWriterSearch(context, self._enqueue_removed)
+        self._stream = ReceivedStream(
             context,
-            decoder,
+            ReaderPolicy(
+                resettable=description.resettable,
+                idempotent=description.idempotent,
+                held_in_memory=description.held_in_memory,
+                reverts_positions=options.reverts_positions,
+                tolerance=options.plausible_distance,
+            ),
+            self._queue,
+            self._decoder,
+            PageSource(context),
+            self._search,
             ask,
-            self._search.request,
-            self._queue.put,
-            self._handle,
-            self._give_up_item,
         )
-        self._rows = RowHandler(
-            context, self._writers, decoder, self._catch_ups, self._give_up_behind
+        self._links: list[Link] = []
+        self._writers: dict[str, WriterReceiver] = {}
+        self._saved_epochs = context.saved_epochs()
+
+    # -- writers ----------------------------------------------------------------------
+
+    def writer(self, instance_name: str) -> WriterReceiver:
+        """Return the receiver of a writer; add it if it is new."""
+        return self._writers.get(instance_name) or self._add(instance_name)
+
+    def _add(self, instance_name: str) -> WriterReceiver:
+        context = self._context
+        writer = WriterReceiver(
+            instance_name,
+            self._stream,
+            self._saved_epochs.get(instance_name),
+            self._links,
         )
+        self._writers[instance_name] = writer
+        options, description = context.options, context.description
+        if options.position_check_seconds and not description.held_in_memory:
+            writer.late.begin()
+        return writer
+
+    def readers(self) -> Mapping[str, Reader]:
+        """Return the reader of each writer, by name. Thread-safe."""
+        # dict.copy() is atomic.
+        return {name: each.reader for name, each in self._writers.copy().items()}
+
+    def claimed_position(self, instance_name: str) -> int:
+        """Return the token up to which rows were delivered or are being fetched."""
+        return self.writer(instance_name).reader.claimed_upto
+
+    def forget_writer(self, instance_name: str) -> None:
+        """Remove the state of a writer, unless rows of it are missing."""
+        writer = self._writers.get(instance_name)
+        if writer is not None and writer.is_dispensable:
+            del self._writers[instance_name]
 
     # -- links ------------------------------------------------------------------------
 
     def link_up(self, link: Link) -> None:
         """Add a link, and search for removed writers in the background."""
-        self._writers.link_up(link)
-        for writer in self._writers.all():
-            if writer.reader.catch_up is not None:
-                self._queue.put(writer)
-            if writer.late:
-                self._queue.put(partial(self._deliver_late, writer))
-        self._search.request()
+        self._links.append(link)
+        for writer in list(self._writers.values()):
+            writer.link_up(link)
+        self._search.link_up()
 
     def link_lost(self, link: Link) -> None:
         """Remove a link, after what it carried has been handled."""
@@ -118,21 +184,14 @@ class StreamReceiver:
             # Start no background process: the host may be shutting down.
             self._remove_link(link)
         else:
-            self._queue.put(partial(self._remove_link, link))
+            self._queue.call(partial(self._remove_link, link))
 
-    def readers(self) -> Mapping[str, Reader]:
-        """Return the reader of each writer, by name. Thread-safe."""
-        return self._writers.readers()
-
-    def claimed_position(self, instance_name: str) -> int:
-        """Return the token up to which rows were delivered or are being fetched."""
-        reader = self._writers.refreshed(instance_name).reader
-        catch_up = reader.catch_up
-        return reader.reached if catch_up is None else catch_up.requested_upto
-
-    def forget_writer(self, instance_name: str) -> None:
-        """Remove the state of a writer, unless rows of it are missing."""
-        self._writers.forget(instance_name)
+    def _remove_link(self, link: Link) -> None:
+        self._links.remove(link)
+        for writer in list(self._writers.values()):
+            writer.link_lost(link)
+        if not self._links:
+            self._search.links_lost()
 
     # -- received items ---------------------------------------------------------------
 
@@ -144,7 +203,7 @@ class StreamReceiver:
             observer.position_announced(
                 name, group.instance_name, token, link.connection.name, AnnouncedBy.ROW
             )
-        self._put_rows(link, group)
+        self._queue.put(_Arrival(self, link, group, len(group.rows), size_of(group)))
 
     def enqueue_interleaved(self, link: Link, group: InterleavedGroup) -> None:
         """Enqueue rows of several writers that were received together, in order."""
@@ -156,12 +215,14 @@ class StreamReceiver:
                 observer.position_announced(
                     name, instance_name, token, link.connection.name, AnnouncedBy.ROW
                 )
-        self._put_rows(link, group)
+        self._queue.put(
+            _InterleavedArrival(self, link, group, len(group.rows), size_of(group))
+        )
 
     def enqueue_lost_row(self, link: Link, instance_name: str) -> None:
         """Enqueue a marker in place of a row that could not be parsed."""
         self._context.discard(instance_name, DiscardReason.UNPARSABLE, 1)
-        self._queue.put((link, LostRow(instance_name)))
+        self._queue.put(_Arrival(self, link, LostRow(instance_name)))
 
     def enqueue_position(self, link: Link, position: PositionCommand) -> None:
         """Enqueue a writer's POSITION, unless it is redundant."""
@@ -180,7 +241,7 @@ class StreamReceiver:
         if self._follows(link, instance_name, token):
             context.discard(instance_name, DiscardReason.REDUNDANT_POSITION, 1)
         else:
-            self._queue.put((link, position))
+            self._queue.put(_Arrival(self, link, position))
 
     def enqueue_report(
         self,
@@ -210,16 +271,15 @@ class StreamReceiver:
             and self._context.description.held_in_memory
             and not self._follows_epoch(link, instance_name, epoch)
         ):
-            self._queue.put(
-                (link, ReportedEpoch(instance_name, token, epoch, has_restarted))
-            )
+            reported = ReportedEpoch(instance_name, token, epoch, has_restarted)
+            self._queue.put(_Arrival(self, link, reported))
         if not self._follows(link, instance_name, token):
             report = ReportedPosition(instance_name, prev_token, token, is_first)
-            self._queue.put((link, report))
+            self._queue.put(_Arrival(self, link, report))
 
     def enqueue_stored_position(self, instance_name: str, token: int) -> None:
         """Enqueue a stored position that is ahead of what its writer announced."""
-        self._queue.put(partial(self._handle_stored, instance_name, token))
+        self._queue.call(lambda: self.writer(instance_name).found_stored(token))
 
     def range_to_verify(
         self, instance_name: str, stored: int, *, is_wanted: bool
@@ -231,17 +291,13 @@ class StreamReceiver:
         :return: the range's exclusive lower and inclusive upper bound; ``None`` if
             nothing is to be verified now.
         """
-        writer = self._writers.refreshed(instance_name)
+        writer = self.writer(instance_name)
         if not is_wanted:
-            writer.ledger = None
-        elif writer.ledger is None:
+            writer.late.end()
+        elif not writer.late.is_recording:
             # Begin when no row is being delivered: its token is recorded before.
-            self._queue.put(partial(self._begin_verification, writer))
-        ledger = writer.ledger
-        if ledger is None or writer.reader.catch_up is not None:
-            return None
-        upto = min(stored, writer.reader.position)
-        return (ledger.verified, upto) if ledger.verified < upto else None
+            self._queue.call(writer.late.begin)
+        return writer.range_to_verify(stored)
 
     def verify(self, instance_name: str, committed: Sequence[int], upto: int) -> None:
         """Compare delivered tokens with committed ones; deliver the missing rows late.
@@ -249,225 +305,122 @@ class StreamReceiver:
         :param committed: all committed tokens from the lower bound that
             :meth:`range_to_verify` returned up to ``upto``.
         """
-        writer = self._writers.refreshed(instance_name)
-        if writer.ledger is None:
-            return
-        if missing := writer.ledger.verify(committed, upto, MAX_LATE):
-            context = self._context
-            context.observer.observe(
-                RowsUnannounced(context.name, writer.name, tuple(missing))
-            )
-            if isinstance(context.sink, LateRowSink):
-                writer.late += missing
-                self._queue.put(partial(self._deliver_late, writer))
+        self.writer(instance_name).verify(committed, upto)
 
     async def wait_until_empty(self) -> None:
         """Wait until everything received was handled, and no rows are being fetched."""
         await self._queue.wait_until_empty()
-        while self._catch_ups.fetches:
-            await next(iter(self._catch_ups.fetches.values()))
+        while fetches := self._stream.fetches:
+            await next(iter(fetches.values()))
             await self._queue.wait_until_empty()
 
     def _follows(self, link: Link, instance_name: str, token: int) -> bool:
         """Return whether a position changes nothing, with nothing queued before it."""
-        return self._queue.is_idle and self._writers.refreshed(
-            instance_name
-        ).reader.follows(link, token)
+        reader = self.writer(instance_name).reader
+        return self._queue.is_idle and reader.follows(link, token)
 
     def _follows_epoch(self, link: Link, instance_name: str, epoch: str) -> bool:
         """Return whether an epoch changes nothing, with nothing queued before it."""
-        reader = self._writers.get(instance_name).reader
+        reader = self.writer(instance_name).reader
         return self._queue.is_idle and reader.follows_epoch(link, epoch)
 
-    def _put_rows(self, link: Link, group: RdataGroup | InterleavedGroup) -> None:
-        self._queue.put((link, group), len(group.rows), size_of(group))
-
     def _enqueue_removed(self, instance_name: str, removed: RemovedWriter) -> None:
-        self._queue.put(partial(self._handle_removed, instance_name, removed))
+        self._queue.call(lambda: self.writer(instance_name).found_removed(removed))
 
-    # -- the queue --------------------------------------------------------------------
+    # -- rows of several writers ------------------------------------------------------
 
-    def _consume(self, item: _Item) -> Awaitable[None] | None:
-        if isinstance(item, tuple):
-            return self._handle(*item)
-        if isinstance(item, Writer):
-            return self._catch_ups.resume(item)
-        return item()
+    async def handle_interleaved(self, link: Link, group: InterleavedGroup) -> None:
+        """Handle rows of several writers; decode each slice as a whole if possible."""
+        queue, overflows = self._queue, self._queue.overflow_count
+        await self._handle_parts(link, group)
+        if queue.overflow_count != overflows:
+            for instance_name in dict.fromkeys(group.instance_names):
+                self.writer(instance_name).drop_unfinished(link)
 
-    def _handle(self, link: Link, received: Received) -> Awaitable[None] | None:
-        if isinstance(received, RdataGroup):
-            waiting = self._rows.handle(link, received)
-            return waiting and self._finish(link, [received], waiting)
-        if isinstance(received, InterleavedGroup):
-            waiting = self._rows.handle_interleaved(link, received)
-            return self._finish(link, received.groups(), waiting)
-        writer = self._writers.refreshed(received.instance_name)
-        if writer.reader.request is not None:
-            self._catch_ups.park(writer, link, received)
-            return None
-        self._handle_announcement(writer, link, received)
-        return self._catch_ups.proceed(writer)
+    async def _handle_parts(self, link: Link, group: InterleavedGroup) -> None:
+        # The positions to report later, not once per row: at the next break, before a
+        # slice that is not decoded as a whole, or at the end.
+        advanced: dict[str, int] = {}
+        yielder, overflows = self._context.yielder, self._queue.overflow_count
+        for start in range(0, len(group.rows), SLICE):
+            if start and yielder.is_due():
+                self._report_positions(advanced)
+                await yielder.take_break()
+            part = group.part(start, start + SLICE)
+            decoded = None
+            if None not in part.tokens and self._are_plausible(part):
+                decoded = self._decoder.decode_quietly(part.rows)
+            if decoded is None:
+                self._report_positions(advanced)
+                for of_writer in part.groups():
+                    writer = self.writer(of_writer.instance_name)
+                    waiting = writer.handle_rest(link, of_writer, overflows)
+                    if waiting is not None:
+                        await waiting
+            else:
+                await self._deliver_decoded(link, part, decoded, advanced, overflows)
+            yielder.count(len(part.rows))
+        self._report_positions(advanced)
 
-    async def _finish(
-        self, link: Link, groups: Iterable[RdataGroup], waiting: Awaitable[None]
+    def _report_positions(self, advanced: dict[str, int]) -> None:
+        for instance_name in advanced:
+            self._context.report_position(instance_name)
+        advanced.clear()
+
+    def _are_plausible(self, part: InterleavedGroup) -> bool:
+        tokens = cast(list[int], part.tokens)
+        greatest = max(tokens)
+        return self._context.is_plausible(
+            part.instance_names[tokens.index(greatest)], greatest
+        )
+
+    async def _deliver_decoded(
+        self,
+        link: Link,
+        part: InterleavedGroup,
+        decoded: list[Any],
+        advanced: dict[str, int],
+        overflows: int,
     ) -> None:
-        """Wait until rows were handled.
+        """Deliver the rows of live writers; handle other rows one at a time.
 
-        If later items were given up meanwhile, the end of an unfinished batch was among
-        them, so the batch is dropped.
+        :param part: the rows; each is a batch of its own.
+        :param advanced: updated with the positions of live writers, to report later.
+        :param overflows: see :meth:`WriterReceiver.handle_rest`.
         """
-        overflows = self._rows.overflow_count
-        await waiting
-        if self._rows.overflow_count != overflows:
-            for group in groups:
-                reader = self._writers.get(group.instance_name).reader
-                if link in reader.links:
-                    reader.drop_unfinished(link)
-
-    def _begin_verification(self, writer: Writer) -> None:
-        if writer.ledger is None:
-            writer.ledger = TokenLedger(self._context.stream.current_token(writer.name))
-
-    def _remove_link(self, link: Link) -> None:
-        for writer in self._writers.link_lost(link):
-            self._catch_ups.give_up_parked(writer)
-            writer.reader.link_lost(link)
-            if not writer.reader.links:
-                writer.timer.stop()
-                writer.late_timer.stop()
-        if not self._writers.has_links():
-            self._search.links_lost()
-
-    async def _handle_removed(self, instance_name: str, removed: RemovedWriter) -> None:
-        """Fetch the rows of a removed writer."""
-        context = self._context
-        writer = self._writers.refreshed(instance_name)
-        reader, upto = writer.reader, removed.upto_token
-        catch_up = reader.catch_up
-        was_draining = catch_up is not None and catch_up.drain_upto is not None
-        finding = reader.removed(upto, is_deleted=removed.is_deleted)
-        if finding is Finding.GAP:
-            if not was_draining and upto > reader.position:
-                context.observer.observe(
-                    RemovedWriterFound(context.name, writer.name, reader.position, upto)
-                )
-            await self._catch_ups.resume(writer)
-        elif finding is Finding.EXPECTED and writer.drained_upto is None:
-            writer.drained_upto = reader.position
-            context.observer.observe(
-                RemovedWriterDrained(context.name, writer.name, reader.position)
-            )
-
-    async def _handle_stored(self, instance_name: str, token: int) -> None:
-        context = self._context
-        writer = self._writers.refreshed(instance_name)
-        position = writer.reader.position
-        if writer.reader.stored(token) is Finding.GAP:
-            context.observer.observe(
-                UnannouncedFound(context.name, writer.name, position, token)
-            )
-            await self._catch_ups.proceed(writer)
-
-    async def _deliver_late(self, writer: Writer) -> None:
-        """Fetch and deliver a writer's late rows; if that fails, repeat it later."""
-        context, delivered = self._context, 0
-        # Until they were delivered, they are a reason not to forget the writer.
-        tokens = tuple(writer.late)
-        try:
-            for token in tokens:
-                await self._catch_ups.deliver_late(writer.name, token)
-                delivered += 1
-        except Exception as error:  # noqa: BLE001 -- reported to the observer
-            context.observer.failure(f"delivering late rows of {context.name}", error)
-            # The sink may always fail to handle this row: try the others before it.
-            writer.late.append(writer.late.pop(delivered))
-            if writer.reader.links:
-                again = partial(self._deliver_late, writer)
-                writer.late_timer.start(LATE_RETRY, self._queue.put, again)
-        del writer.late[:delivered]
-        if delivered:
-            context.observer.observe(
-                LateRows(context.name, writer.name, tokens[:delivered])
-            )
-
-    def _handle_announcement(
-        self, writer: Writer, link: Link, item: Announcement
-    ) -> None:
-        """Notify the reader, and the observer of what it finds."""
-        context, reader, name = self._context, writer.reader, writer.name
-        observer, position = context.observer, reader.position
-        now = context.clock.seconds()
-        if isinstance(item, PositionCommand):
-            superseded = reader.drop_unfinished(link)
-            context.discard(name, DiscardReason.SUPERSEDED_BY_POSITION, superseded)
-            finding = reader.announced(link, item.prev_token, item.new_token, now)
-            if finding in (Finding.NOTHING, Finding.AHEAD):
-                context.discard(name, DiscardReason.REDUNDANT_POSITION, 1)
-                context.report_position(name)
-            if finding is Finding.AHEAD:
-                observer.observe(
-                    AheadOfWriter(context.name, name, position, item.new_token)
-                )
-        elif isinstance(item, ReportedPosition):
-            finding = reader.reported(link, item.prev_token, item.token, now)
-            if finding is Finding.AHEAD:
-                observer.observe(
-                    AheadOfWriter(context.name, name, position, item.token)
-                )
-            elif finding is Finding.GAP and not item.is_first:
-                observer.observe(GapFound(context.name, name, position, item.token))
-        elif isinstance(item, ReportedEpoch):
-            reader.epoch_reported(
-                link, item.token, item.epoch, has_restarted=item.has_restarted
-            )
-        else:
-            lost = reader.lost_rows(link)
-            context.discard(name, DiscardReason.CATCHING_UP, lost)
-
-    # -- a full queue -----------------------------------------------------------------
-
-    def _give_up(self, queued_items: Iterable[Queued[_Item]]) -> list[Queued[_Item]]:
-        """Handle a full queue's items without delivering their rows.
-
-        :return: the items that remain in the queue.
-        """
-        self._rows.overflow_count += 1
-        kept = []
-        given_up: dict[str, None] = {}
-        for queued in queued_items:
-            if isinstance(queued.item, Writer):
-                given_up[queued.item.name] = None
+        name, on_rdata = self._context.name, self._context.sink.on_rdata
+        current_token = self._context.stream.current_token
+        recording = {
+            each: writer.late.record
+            for each in set(part.instance_names)
+            if (writer := self.writer(each)).late.is_recording
+        }
+        for index, (instance_name, token, row) in enumerate(
+            # The caller has excluded rows without a token.
+            zip(part.instance_names, cast(list[int], part.tokens), decoded, strict=True)
+        ):
+            position = advanced.get(instance_name)
+            if position is None and self.writer(instance_name).reader.is_live_on(link):
+                position = current_token(instance_name)
+            if position is None or token <= position:
+                advanced.pop(instance_name, None)
+                single = RdataGroup(name, instance_name, [token], [part.rows[index]])
+                writer = self.writer(instance_name)
+                waiting = writer.handle_rest(link, single, overflows)
+                if waiting is not None:
+                    await waiting
                 continue
-            if not isinstance(queued.item, tuple):
-                kept.append(queued)
-                continue
-            link, item = queued.item
-            for each in (
-                item.groups() if isinstance(item, InterleavedGroup) else (item,)
-            ):
-                given_up[each.instance_name] = None
-                self._give_up_behind(link, each)
-        return kept + [Queued(self._writers.get(name)) for name in given_up]
-
-    def _give_up_behind(self, link: Link, item: RdataGroup | Announcement) -> None:
-        """Give up an item, and before it what of its writer is parked."""
-        self._catch_ups.give_up_parked(self._writers.get(item.instance_name))
-        self._give_up_item(link, item)
-
-    def _give_up_item(self, link: Link, item: RdataGroup | Announcement) -> None:
-        writer = self._writers.refreshed(item.instance_name)
-        reader = writer.reader
-        reader.overflow()
-        if not isinstance(item, RdataGroup):
-            self._handle_announcement(writer, link, item)
-            return
-        reason = DiscardReason.CATCHING_UP
-        complete = reader.gather(link, item.tokens, item.rows)
-        if complete is None:
-            reason = DiscardReason.NOT_CONNECTED
-        else:
-            for token, texts in complete:
-                if reader.batch(link, token, len(texts)) is Verdict.DELIVER:
-                    reader.overflow(token)
-            reader.drop_unfinished(link)
-        self._context.discard(writer.name, reason, len(item.rows))
+            if instance_name in recording:
+                recording[instance_name]([token])
+            try:
+                waiting = on_rdata(name, instance_name, token, [row])
+                if waiting is not None:
+                    await waiting
+                advanced[instance_name] = token
+            except Exception as error:  # noqa: BLE001 -- reported to the observer
+                if advanced.pop(instance_name, None) is not None:
+                    self._context.report_position(instance_name)
+                failed = self.writer(instance_name)
+                failed.delivery_failed([(token, [row])], error)
+        for instance_name, token in advanced.items():
+            self.writer(instance_name).reader.passed_live(link, token)

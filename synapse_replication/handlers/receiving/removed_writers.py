@@ -27,20 +27,18 @@ class RemovedWriterSearch:
     Use it in the reactor's thread only.
 
     :param found: called with each removed writer that was found.
-    :param has_links: returns whether any link is up.
     """
 
     def __init__(
         self,
         context: StreamContext,
         found: Callable[[str, RemovedWriter], None],
-        has_links: Callable[[], bool],
     ) -> None:
         self._context = context
         stream = context.stream
         self._source = stream if isinstance(stream, DrainableStream) else None
         self._found = found
-        self._has_links = has_links
+        self._has_links = False
         self._is_requested = False
         self._is_running = False
         self._pause = Timer(context.clock)
@@ -54,11 +52,17 @@ class RemovedWriterSearch:
         if not (self._is_running or self._pause.is_running):
             self._start()
 
+    def link_up(self) -> None:
+        """Request a search, since a link came up."""
+        self._has_links = True
+        self.request()
+
     def links_lost(self) -> None:
         """Begin no search without a link: the process may have stopped.
 
         The next link requests a search.
         """
+        self._has_links = False
         self._pause.stop()
 
     def _start(self) -> None:
@@ -86,5 +90,5 @@ class RemovedWriterSearch:
             for instance_name, removed in found.items():
                 self._found(instance_name, removed)
         self._is_running = False
-        if self._has_links():
+        if self._has_links:
             self._pause.start(delay, self._start)

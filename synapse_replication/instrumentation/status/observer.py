@@ -143,7 +143,7 @@ class StatusObserver(ReplicationObserver):
         readers = self.readers()
         for key, writer in list(self._writers.items()):
             reader = readers.get(key)
-            is_missing = reader is not None and reader.catch_up is not None
+            is_missing = reader is not None and reader.is_catching_up
             if key not in self._expected and writer.is_idle(before) and not is_missing:
                 del self._writers[key]
         for name, link in list(self._links.items()):

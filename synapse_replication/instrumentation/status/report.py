@@ -158,13 +158,12 @@ class StatusReport:
     ) -> verdict.WriterFacts:
         hearing = self._hearing
         link_name, link = self._link_of(key[1], writer)
-        catch_up = None if reader is None else reader.catch_up
         return verdict.WriterFacts(
             instance_name=key[1],
             record=writer,
             hearing=hearing,
             state=State.WAITING if reader is None else reader.state,
-            is_removed=catch_up is not None and catch_up.drain_upto is not None,
+            is_removed=reader is not None and reader.is_draining,
             deaf_detail="" if hearing.is_up else self._lost_links,
             waiting_since=max(writer.since, hearing.since, self._newest_link),
             process_heard_at=self._heard.get(key[1]),

@@ -214,7 +214,7 @@ def open_snapshot(archive: str | os.PathLike[str]) -> Snapshot:
     snapshot = Snapshot(
         store, schemas, columns, wire, offsets, purged, (), files, wire_files
     )
-    return snapshot._without(wrong_sizes(store, [*files, *wire_files]))
+    return snapshot._without(wrong_sizes(store, [*files, *wire_files]))  # noqa: SLF001 -- of this class
 
 
 def bounds_of(files: Iterable[ArchivedFile]) -> tuple[int, int]:

@@ -346,7 +346,7 @@ class EventsRowCodec(RowCodec[EventsStreamRow]):
         codec = self._codecs.get(kind)
         if codec is None:
             return EventsStreamRow(kind, UnknownEventsStreamRow(data)), True
-        row, more = codec._from_json(data)
+        row, more = codec._from_json(data)  # noqa: SLF001 -- of this module
         return EventsStreamRow(kind, row), more or len(value) > 2
 
     def to_json(self, row: EventsStreamRow) -> Any:

@@ -8,8 +8,8 @@ from typing import Any
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import CatchUpError
-from synapse_replication.handlers.receiving import receiver
-from synapse_replication.handlers.receiving.receiver import LATE_RETRY
+from synapse_replication.handlers.receiving import late_rows
+from synapse_replication.handlers.receiving.late_rows import LATE_RETRY
 from tests.handlers.fixtures import Receiving, Row, receiving
 
 
@@ -141,7 +141,7 @@ class LateRowsTests(SynchronousTestCase):
 
     def test_many(self) -> None:
         """A limited number of rows is delivered late at once."""
-        self.patch(receiver, "MAX_LATE", 2)
+        self.patch(late_rows, "MAX_LATE", 2)
         for token in (6, 7, 8):
             self.process.stream.persist("w", token, ["row"])
         self.process.receive('RDATA events w 9 ["nine"]')

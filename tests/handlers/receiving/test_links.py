@@ -100,7 +100,7 @@ class TwoLinksTests(SynchronousTestCase):
     def test_link_during_a_reset(self) -> None:
         """A link that comes up during a rewind does not cause another one."""
         policy = ReaderPolicy(resettable=True, held_in_memory=True)
-        reader = Reader(policy, lambda token: True, 5, "old")
+        reader = Reader(policy, lambda token: True, lambda: 5, "old")
         reader.link_up("a")
         reader.epoch_reported("a", 1, "new", has_restarted=True)
         reader.link_up("b")
@@ -142,7 +142,7 @@ class TwoLinksTests(SynchronousTestCase):
     def test_false_claim_before_a_reconnection(self) -> None:
         """A position below a false one does not skip the rows that precede it."""
         policy = ReaderPolicy(resettable=True, idempotent=True)
-        reader = Reader(policy, lambda token: token < 100, 56)
+        reader = Reader(policy, lambda token: token < 100, lambda: 56)
         reader.link_up("a")
         reader.announced("a", 56, 56, 0.0)
         reader.reported("a", 1000, 1000, 0.0)
@@ -166,13 +166,13 @@ class TwoLinksTests(SynchronousTestCase):
 
     def test_rows_lost_before_older_ones_are_handled(self) -> None:
         """An older token does not conceal that rows after it were lost."""
-        reader = Reader(ReaderPolicy(), lambda token: True, 61)
+        reader = Reader(ReaderPolicy(), lambda token: True, lambda: 61)
         reader.link_up("a")
         reader.announced("a", 61, 61, 0.0)
         reader.batch("a", 66, 1)
         reader.lost_rows("a")
         self.assertIs(reader.batch("a", 62, 1), Verdict.FETCH)
-        self.assertTrue(reader.links["a"].is_lossy)
+        self.assertTrue(reader._links["a"].is_lossy)
 
     def test_claim_of_another_link(self) -> None:
         """A writer that is behind the reader's initial position is not contradicted."""

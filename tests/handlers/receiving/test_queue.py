@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Awaitable, Iterable
 
+import attrs
 from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
@@ -14,10 +15,27 @@ from synapse_replication.handlers.receiving.context import (
     ReceiverOptions,
     StreamContext,
 )
-from synapse_replication.handlers.receiving.queue import DrainedQueue, Queued
+from synapse_replication.handlers.receiving.queue import Call, DrainedQueue, Work
 from synapse_replication.testing.doubles import SourceStream
 from tests.handlers.fixtures import Row
 from tests.support.recording_observer import RecordingHost
+
+
+@attrs.frozen
+class Item:
+    """An item of the queue of a test, of which the same rest remains."""
+
+    test: DrainedQueueTests
+    text: str
+    length: int
+    size: int
+
+    def run(self) -> Awaitable[None]:
+        return self.test.consume(self.text)
+
+    def give_up(self) -> Iterable[Work]:
+        self.test.given_up.append(self.text)
+        return (self.test.rest,)
 
 
 class DrainedQueueTests(SynchronousTestCase):
@@ -31,9 +49,9 @@ class DrainedQueueTests(SynchronousTestCase):
         self.consumed: list[str] = []
         self.busy: list[Deferred[None]] = []
         self.is_held = False
-        self.queue: DrainedQueue[str] = DrainedQueue(
-            self.context(), self.consume, self.give_up
-        )
+        self.queue = DrainedQueue(self.context())
+        self.given_up: list[str] = []
+        self.rest = Call(lambda: self.consumed.append("rest"))
 
     def context(self) -> StreamContext:
         return StreamContext(
@@ -44,20 +62,20 @@ class DrainedQueueTests(SynchronousTestCase):
             ReactorYielder(self.host.clock, 10, 0.01),
         )
 
-    async def consume(self, item: str) -> None:
+    def put(self, text: str, length: int = 1, size: int = 10) -> None:
+        self.queue.put(Item(self, text, length, size))
+
+    async def consume(self, text: str) -> None:
         if self.is_held:
             self.busy.append(Deferred())
             await self.busy[-1]
-        if item == "bad":
-            raise ValueError(item)
-        self.consumed.append(item)
-
-    def give_up(self, waiting: Iterable[Queued[str]]) -> list[Queued[str]]:
-        return [Queued("+".join(queued.item for queued in waiting), 1, 1)]
+        if text == "bad":
+            raise ValueError(text)
+        self.consumed.append(text)
 
     def test_drains_immediately(self) -> None:
         """An idle queue handles an item within the call of ``put``."""
-        self.queue.put("a", 1, 10)
+        self.put("a", 1, 10)
         self.assertEqual(self.consumed, ["a"])
         self.assertEqual(self.observer.queue_lengths, {})
 
@@ -68,20 +86,17 @@ class DrainedQueueTests(SynchronousTestCase):
         """
         self.is_held = True
         for item in "abc":
-            self.queue.put(item, 1, 10)
+            self.put(item, 1, 10)
         self.assertEqual(self.observer.queue_lengths["events"], [1, 2])
         self.is_held = False
         self.busy[0].callback(None)
         self.assertEqual(self.observer.queue_lengths["events"], [1, 2, 0])
-        self.queue.put("d", 1, 10)
+        self.put("d", 1, 10)
         self.assertEqual(self.observer.queue_lengths["events"], [1, 2, 0])
 
     def test_synchronous_consumer(self) -> None:
         """A synchronous consumer works, too."""
-        queue: DrainedQueue[str] = DrainedQueue(
-            self.context(), self.consumed.append, self.give_up
-        )
-        queue.put("a", 1, 10)
+        self.queue.call(lambda: self.consumed.append("a"))
         self.assertEqual(self.consumed, ["a"])
 
     def test_one_process_for_all_waiting_items(self) -> None:
@@ -91,7 +106,7 @@ class DrainedQueueTests(SynchronousTestCase):
         """
         self.is_held = True
         for item in "abc":
-            self.queue.put(item, 1, 10)
+            self.put(item, 1, 10)
         self.assertEqual(self.queue._length, 2)
         self.is_held = False
         self.busy[0].callback(None)
@@ -103,7 +118,7 @@ class DrainedQueueTests(SynchronousTestCase):
         """An item that fails is reported, and the next one is handled."""
         self.is_held = True
         for item in ("bad", "a"):
-            self.queue.put(item, 1, 10)
+            self.put(item, 1, 10)
         self.is_held = False
         self.busy[0].callback(None)
         self.assertEqual(self.consumed, ["a"])
@@ -113,35 +128,50 @@ class DrainedQueueTests(SynchronousTestCase):
         """When the queue exceeds its limit, the waiting items are given up."""
         self.is_held = True
         for item in "abcd":
-            self.queue.put(item, 5, 45)
+            self.put(item, 5, 45)
         self.assertEqual(self.queue._length, 1)
+        self.assertEqual(self.queue.overflow_count, 1)
         self.is_held = False
         self.busy[0].callback(None)
-        self.assertEqual(self.consumed, ["a", "b+c+d"])
+        self.assertEqual(self.consumed, ["a", "rest"])
+        self.assertEqual(self.given_up, ["b", "c", "d"])
+
+    def test_calls_are_not_given_up(self) -> None:
+        """A call remains in a full queue, once and in its place."""
+        self.is_held = True
+        self.put("a", 5, 60)
+        call = Call(lambda: self.consumed.append("call"))
+        self.queue.put(call)
+        for _ in range(2):
+            self.put("b", 5, 60)
+        self.assertEqual(self.queue._length, 2)
+        self.is_held = False
+        self.busy[0].callback(None)
+        self.assertEqual(self.consumed, ["a", "call", "rest"])
 
     def test_exactly_full(self) -> None:
         """Items that reach the limit exactly are not given up."""
         self.is_held = True
         for item in "abc":
-            self.queue.put(item, 1, 50)
+            self.put(item, 1, 50)
         self.is_held = False
         self.busy[0].callback(None)
         self.assertEqual(self.consumed, ["a", "b", "c"])
 
     def test_an_item_larger_than_the_bound(self) -> None:
         """A single item is accepted whatever its size."""
-        self.queue.put("large", 1, 1000)
+        self.put("large", 1, 1000)
         self.assertEqual(self.consumed, ["large"])
         self.is_held = True
-        self.queue.put("a", 1, 1)
-        self.queue.put("large", 7, 1000)
+        self.put("a", 1, 1)
+        self.put("large", 7, 1000)
         self.assertEqual(self.queue._length, 7)
 
     def test_yields_after_number_of_items(self) -> None:
         """The queue yields to the reactor after a number of items."""
         self.is_held = True
         for _ in range(15):
-            self.queue.put("a", 1, 1)
+            self.put("a", 1, 1)
         self.is_held = False
         self.busy[0].callback(None)
         self.assertEqual(len(self.consumed), 10)
@@ -152,7 +182,7 @@ class DrainedQueueTests(SynchronousTestCase):
         """The queue yields to the reactor after a slow item."""
         self.is_held = True
         for _ in range(3):
-            self.queue.put("a", 1, 1)
+            self.put("a", 1, 1)
         self.is_held = False
         self.reactor.advance(0.02)
         self.busy[0].callback(None)
@@ -164,7 +194,7 @@ class DrainedQueueTests(SynchronousTestCase):
         """``wait_until_empty`` fires once all items are handled."""
         self.successResultOf(Deferred.fromCoroutine(self.queue.wait_until_empty()))
         self.is_held = True
-        self.queue.put("a", 1, 10)
+        self.put("a", 1, 10)
         done = Deferred.fromCoroutine(self.queue.wait_until_empty())
         self.assertNoResult(done)
         self.busy[0].callback(None)
@@ -174,11 +204,10 @@ class DrainedQueueTests(SynchronousTestCase):
         """An item that is handled at once can wait, for instance for the last row."""
         waits: list[Deferred[None]] = []
 
-        def wait(item: str) -> None:
+        def wait() -> None:
             waits.append(Deferred.fromCoroutine(self.queue.wait_until_empty()))
 
-        self.queue = DrainedQueue(self.context(), wait, self.give_up)
-        self.queue.put("a", 1, 10)
+        self.queue.call(wait)
         self.assertNoResult(waits[0])
         self.reactor.advance(0)
         self.successResultOf(waits[0])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.handlers.receiving.context import ReceiverOptions
-from synapse_replication.handlers.receiving.row_handler import SLICE
+from synapse_replication.handlers.receiving.writer_receiver import SLICE
 from synapse_replication.testing.doubles import SourceStream
 from tests.handlers.fixtures import Receiving, Row, receiving
 

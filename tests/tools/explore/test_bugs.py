@@ -14,7 +14,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from scripts.tools.explore.search import Search
 from scripts.tools.explore.world import Bounds, Kind
-from synapse_replication.streams.reader import Finding, Phase, Reader, Verdict
+from synapse_replication.streams.reader import Finding, Reader, Verdict, _Phase
 
 
 def _rows_during_catch_up(original: Any) -> Callable[..., Verdict]:
@@ -30,7 +30,7 @@ def _rows_during_catch_up(original: Any) -> Callable[..., Verdict]:
 def _live_without_position(original: Any) -> Callable[..., None]:
     def link_up(self: Reader, link: Hashable) -> None:
         original(self, link)
-        self.links[link].phase = Phase.COMPLETE
+        self._links[link].phase = _Phase.COMPLETE
 
     return link_up
 
@@ -41,7 +41,7 @@ def _skips_lost_rows(original: Any) -> Callable[..., int]:
 
 def _drops_batches_silently(original: Any) -> Callable[..., int]:
     def drop_unfinished(self: Reader, link: Hashable) -> int:
-        state = self.links[link]
+        state = self._links[link]
         dropped, state.pending = len(state.pending), []
         return dropped
 
@@ -56,8 +56,8 @@ def _trusts_first_epoch(original: Any) -> Callable[..., Finding]:
     def epoch_reported(
         self: Reader, link: Hashable, token: int, epoch: str, **options: Any
     ) -> Finding:
-        if self.epoch is None:
-            self.epoch = epoch
+        if self._epoch is None:
+            self._epoch = epoch
         found: Finding = original(self, link, token, epoch, **options)
         return found
 

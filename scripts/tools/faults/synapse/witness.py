@@ -41,7 +41,7 @@ class Witness:
     """
 
     def __init__(self, config: Mapping[str, Any], api: Any) -> None:
-        hs = api._hs
+        hs = api._hs  # noqa: SLF001 -- Synapse's own
         name = hs.get_instance_name()
         path = Path(config["folder"]) / log_name(name, os.getpid())
         # Line buffered, so that a killed process leaves complete lines.
