@@ -7,12 +7,16 @@ any code of this package.) A request for a host that this listener does not serv
 come from a web page whose domain was made to resolve to this machine (DNS rebinding);
 the request is answered with 421. The host is not checked if the path is public or
 requires a secret, or if the listener is a Unix socket. An IP address is accepted as the
-host, because rebinding needs a domain name. When a client connects and the maximum
-number of connections is open, the one that has been idle for the longest time is
-closed, so that idle clients cannot lock out others. For the same reason, a connection
-is closed if a request is not complete some seconds after it, or the connection, began.
-Requests are answered in the order of their arrival, for a few ms in each turn of the
-reactor, so that a client that sends many at once does not delay replication.
+host, because rebinding needs a domain name; and so is a name that exists only in the
+network of this machine, because an attacker cannot make it resolve to something else: a
+name without a dot, as containers have it, a name below a domain that public DNS does
+not have, or one below a search domain of this machine. When a client connects and the
+maximum number of connections is open, the one that has been idle for the longest time
+is closed, so that idle clients cannot lock out others. For the same reason, a
+connection is closed if a request is not complete some seconds after it, or the
+connection, began. Requests are answered in the order of their arrival, for a few ms in
+each turn of the reactor, so that a client that sends many at once does not delay
+replication.
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ import socket
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any, Final
 
 from twisted.internet.abstract import isIPAddress, isIPv6Address
@@ -55,8 +60,56 @@ def served_hosts(bound_to: Iterable[str], more: Iterable[str]) -> frozenset[str]
     :param more: further names, for instance those in ``instance_map``.
     """
     name = socket.gethostname()
-    names = {"localhost", name, name.partition(".")[0], *bound_to, *more}
+    names = {"localhost", name, name.partition(".")[0], *_aliases(name)}
+    names |= {*bound_to, *more}
     return frozenset(map(_plain, names))
+
+
+def _aliases(name: str, path: Path = Path("/etc/hosts")) -> set[str]:
+    """Return the names of this machine in its file of hosts, without asking DNS."""
+    try:
+        lines = path.read_text("ascii", "ignore").splitlines()
+    except OSError:
+        return set()
+    entries = [line.partition("#")[0].split()[1:] for line in lines]
+    return {alias for names in entries if name in names for alias in names}
+
+
+#: Domains that public DNS does not have.
+_PRIVATE_DOMAINS: Final = (
+    "home.arpa",
+    "internal",
+    "local",
+    "localdomain",
+    "localhost",
+    "svc",
+    "cluster.local",
+)
+
+
+def search_domains(path: Path = Path("/etc/resolv.conf")) -> tuple[str, ...]:
+    """Return the domains in which this machine looks up names without a dot.
+
+    In a pod of Kubernetes, ``NAMESPACE.svc.cluster.local`` is one of them; then
+    ``NAMESPACE`` is another, because ``SERVICE.NAMESPACE`` is a name of a service.
+    Domains of one label are omitted otherwise, because anyone can register a name in
+    them.
+    """
+    try:
+        lines = path.read_text("ascii", "ignore").splitlines()
+    except OSError:
+        return ()
+    words = [line.split() for line in lines]
+    found = [
+        _plain(domain)
+        for first, *domains in filter(None, words)
+        if first in ("search", "domain")
+        for domain in domains
+    ]
+    namespaces = [
+        domain.partition(".")[0] for domain in found if ".svc." in f"{domain}."
+    ]
+    return (*(domain for domain in found if "." in domain), *namespaces)
 
 
 def _plain(name: str) -> str:
@@ -215,6 +268,8 @@ class BoundedSite(Site):
     ) -> None:
         super().__init__(root, timeout=_IDLE_TIMEOUT)  # type: ignore[no-untyped-call]
         self._hosts = hosts
+        domains = (*_PRIVATE_DOMAINS, *search_domains())
+        self._domains = tuple(f".{domain}" for domain in domains)
         self._max_connections = max_connections
         self._guarded = guarded
         self.refused = refused
@@ -295,6 +350,8 @@ class BoundedSite(Site):
         name = _plain(_PORT.sub("", host))
         if not name or name in self._hosts:
             # A browser always sends the header, so a request without it is served.
+            return True
+        if re.fullmatch(r"[a-z0-9_-]+", name) or name.endswith(self._domains):
             return True
         address = name.strip("[]")
         return isIPAddress(address) or isIPv6Address(address)

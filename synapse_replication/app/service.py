@@ -552,6 +552,8 @@ class Replication(Service):
                 f"cannot listen on {description}: {error.socketError}",
                 "raise the limit of open files (ulimit -n, or LimitNOFILE=)"
                 if getattr(error.socketError, "errno", 0) == errno.EMFILE
+                else "remove the file, or stop the process that listens on it"
+                if description.startswith("unix:")
                 else "choose a free port, and an address of this machine",
             ) from error
         self._stops.add(f"closing {description}", port.stopListening)

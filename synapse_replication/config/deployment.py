@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import attrs
 
-from synapse_replication.config.models import SynapseFile
+from synapse_replication.config.models import DatabaseSection, SynapseFile
 from synapse_replication.config.structuring import INVALID, add_hook, read_value
 from synapse_replication.config.yaml_files import (
     OWN_SECTION,
@@ -188,6 +188,32 @@ def _conninfo(args: Mapping[str, Any]) -> dict[str, Any]:
     return conninfo
 
 
+def _replicated_database(
+    shared: SynapseFile, merged: MergedFiles
+) -> tuple[KeyPath, DatabaseSection | None]:
+    """Return the path and the section of the database that has the streams.
+
+    Synapse can distribute its tables over several databases. The streams and their
+    positions are in the one that holds the data store ``main``.
+    """
+    databases = shared.databases
+    if not databases:
+        return ("database",), shared.database
+    if shared.database is not None:
+        merged.report(
+            ("databases",), "database is set, too", "remove database or databases"
+        )
+    holders = [name for name in databases if "main" in databases[name].data_stores]
+    if len(holders) != 1:
+        merged.report(
+            ("databases",),
+            f"{len(holders)} databases hold the data store main",
+            "write `data_stores: [main]` in the one that has the tables of events",
+        )
+        return ("databases",), None
+    return ("databases", holders[0]), databases[holders[0]]
+
+
 def read_database(
     shared: SynapseFile, merged: MergedFiles, streams: Sequence[str | TableStream]
 ) -> DatabaseConfig | None:
@@ -196,13 +222,14 @@ def read_database(
     If any of the streams is stored in it, a missing or unusable database is a problem.
     An invalid ``cp_max`` is always one.
     """
-    section, report = shared.database, merged.report
+    path, section = _replicated_database(shared, merged)
+    report = merged.report
     is_needed = any(
         isinstance(stream, TableStream) or not STANDARD_STREAMS[stream].held_in_memory
         for stream in streams
     )
     if section is None:
-        if is_needed and "database" not in merged.values:
+        if is_needed and not {"database", "databases"} & merged.values.keys():
             report(
                 ("database",),
                 "is missing",
@@ -214,7 +241,7 @@ def read_database(
     if section.name != "psycopg2":
         if is_needed:
             report(
-                ("database", "name"),
+                (*path, "name"),
                 f"{section.name!r} cannot be replicated: replication needs the "
                 "sequences of PostgreSQL",
                 "write psycopg2, and move the data to PostgreSQL",
@@ -224,7 +251,7 @@ def read_database(
     most = args.get("cp_max", DEFAULT_CONNECTIONS)
     if isinstance(most, bool) or not isinstance(most, int) or most < 1:
         report(
-            ("database", "args", "cp_max"),
+            (*path, "args", "cp_max"),
             "is not a number of connections",
             f"write a whole number from 1, for instance {DEFAULT_CONNECTIONS}",
         )
@@ -232,7 +259,7 @@ def read_database(
     conninfo = _conninfo(args)
     if is_needed and (why := conninfo_problem(conninfo)) is not None:
         report(
-            ("database", "args"),
+            (*path, "args"),
             why,
             "write libpq's parameters (host, port, dbname, user, password, ...) "
             "and the pool's cp_min and cp_max",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, cast
 
 from OpenSSL import crypto
@@ -11,7 +12,11 @@ from twisted.internet.interfaces import IStreamClientEndpoint, IStreamServerEndp
 
 from synapse_replication.config.listener_safety import Listener, split_description
 from synapse_replication.config.replication_options import ReplicationOptions
+from synapse_replication.config.unix_sockets import UnixSocketEndpoint
 from synapse_replication.errors import ConfigError
+from synapse_replication.redis.options import CONNECT_TIMEOUT
+from synapse_replication.transport.host_names import checked_host
+from synapse_replication.transport.hosts import host_endpoint
 from synapse_replication.transport.tls import TlsConfig
 
 #: Exceptions of Twisted's parsers: a RuntimeError for a description that ends in a
@@ -32,13 +37,18 @@ def client_endpoint(
     """
     kind, arguments, named = split_description(description)
     try:
+        if kind in ("tcp", "tls") and len(arguments) == 2 and not named:
+            arguments = [checked_host(arguments[0]), arguments[1]]
         if kind == "ssl" and "hostname" not in named:
             raise ValueError("it does not verify the server")
         if kind == "tls" and len(arguments) == 2 and not named:
             host, port = arguments
             context = options.tls.for_connecting(host)
-            server = endpoints.HostnameEndpoint(reactor, host, int(port))
+            server = host_endpoint(reactor, host, int(port), CONNECT_TIMEOUT)
             return endpoints.wrapClientTLS(context, server)
+        if kind == "tcp" and len(arguments) == 2 and not named:
+            host, port = arguments
+            return host_endpoint(reactor, host, int(port), CONNECT_TIMEOUT)
         endpoint: Any = endpoints.clientFromString(reactor, description)  # type: ignore[no-untyped-call]
         return cast(IStreamClientEndpoint, endpoint)
     except _PARSE_ERRORS as error:
@@ -60,12 +70,23 @@ def server_endpoint(
     try:
         if kind == "ssl" and "caCertsDir" in named:
             return _client_verifying_endpoint(reactor, *arguments, **named)
-        if kind == "unix" and "mode" not in named:
-            description += ":mode=600"
+        if kind == "unix":
+            return _unix_endpoint(reactor, arguments, named)
         endpoint: Any = endpoints.serverFromString(reactor, description)  # type: ignore[no-untyped-call]
         return cast(IStreamServerEndpoint, endpoint)
     except _PARSE_ERRORS as error:
         raise _bad_description("tcp_listen", description, options, error) from error
+
+
+def _unix_endpoint(
+    reactor: Any, arguments: Sequence[str], named: Mapping[str, str]
+) -> IStreamServerEndpoint:
+    unknown = named.keys() - {"address", "mode", "backlog", "lockfile"}
+    path = named.get("address") or (arguments[0] if arguments else "")
+    if unknown or not path or len(arguments) > 1:
+        raise ValueError(f"unknown arguments: {', '.join(sorted(unknown)) or path}")
+    mode, backlog = int(named.get("mode", "600"), 8), int(named.get("backlog", "50"))
+    return UnixSocketEndpoint(reactor, path, mode, backlog)
 
 
 def _client_verifying_endpoint(
@@ -119,10 +140,12 @@ def listener_descriptions(listener: Listener) -> list[str]:
     if listener.path is not None:
         # Pass the path as a named argument: quoteStringArgument() does not escape "=",
         # so an unnamed path that contains it would be parsed as a name and a value.
-        # An HTTP client needs the secret, a direct TCP peer does not: server_endpoint()
-        # lets only the process's own user connect to the latter.
-        mode = "" if listener.direct_tcp else ":mode=666"
-        return [f"unix:address={_quote(listener.path)}{mode}"]
+        mode = listener.mode
+        if mode is None:
+            # An HTTP client needs the secret, a direct TCP peer does not: by default,
+            # only the process's own user connects to the latter.
+            mode = 0o600 if listener.direct_tcp else 0o666
+        return [f"unix:address={_quote(listener.path)}:mode={mode:o}"]
     addresses = listener.addresses
     if "::" in addresses and _accepts_ipv4_over_ipv6():
         addresses = tuple(address for address in addresses if ":" in address)

@@ -33,6 +33,8 @@ class Listener:
         irrelevant for direct TCP.
     :ivar direct_tcp: whether it serves direct TCP instead of HTTP.
     :ivar tls: whether it uses TLS.
+    :ivar mode: the permissions of the Unix socket; by default ``0o666``, because
+        requests need the secret, and ``0o600`` for direct TCP, which has none.
     """
 
     port: int | None = None
@@ -41,6 +43,7 @@ class Listener:
     resources: frozenset[str] = OUR_RESOURCES
     direct_tcp: bool = False
     tls: bool = False
+    mode: int | None = None
 
 
 def why_unprotected(

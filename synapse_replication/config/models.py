@@ -13,6 +13,7 @@ manual's reference of configuration keys.
 
 from __future__ import annotations
 
+import re
 from typing import Any, Final
 
 import attrs
@@ -22,16 +23,38 @@ from synapse_replication.config.structuring import Section, StrictSection
 from synapse_replication.config.yaml_files import did_you_mean, hint_for
 from synapse_replication.http.location import PORT, InstanceLocation
 from synapse_replication.options import InvalidValueError, option
+from synapse_replication.transport.host_names import checked_host
+
+#: The ``worker_app`` of the main process.
+MAIN_APP: Final = "synapse.app.homeserver"
+_MODE_HINT: Final = "write it in octal with a leading zero, for instance 0600"
 
 LISTENER_TYPES = ("http", "metrics", "replication", "manhole")
 
 _WORD: Final = option(pattern=r"\S+")
+_HOST: Final = option(check=checked_host)
 _SECRET: Final = option(is_secret=True)
 SERVER_NAME: Final = option(
     "server_name",
     pattern=r"[^\s/]+",
     hint="write the homeserver's name, for instance `server_name: example.com`",
 )
+
+
+def _mode(value: Any) -> Any:
+    """Return the permissions of a socket.
+
+    YAML 1.1 reads ``0600`` as an octal number, and ``0o600`` and ``"0600"`` as texts.
+    """
+    if value is None:
+        return None
+    if isinstance(value, str):
+        if re.fullmatch(r"(0o?)?[0-7]{1,4}", value) is None:
+            raise InvalidValueError(f"{value!r} is not a mode", _MODE_HINT)
+        value = int(value.removeprefix("0o"), 8)
+    if type(value) is not int or not 0 <= value <= 0o777:
+        raise InvalidValueError(f"{value!r} is not a mode", _MODE_HINT)
+    return value
 
 
 def _not_empty(values: list[str]) -> list[str]:
@@ -49,10 +72,13 @@ class DatabaseSection(Section):
     :ivar args: parameters of libpq (``host``, ``port``, ``dbname``, ``user``,
         ``password``, ...). ``cp_max`` is the maximum number of connections; the default
         is 10.
+    :ivar data_stores: in an entry of ``databases``: the data that it holds. Replication
+        uses the database that holds ``main``.
     """
 
     name: str = "psycopg2"
     args: dict[str, Any] = attrs.field(factory=dict)
+    data_stores: list[str] = attrs.field(factory=list)
 
 
 @attrs.frozen(repr=False, kw_only=True)
@@ -96,7 +122,7 @@ class RedisSection(Section):
     """
 
     enabled: bool = False
-    host: str = "localhost"
+    host: str = attrs.field(default="localhost", metadata=_HOST)
     port: int = attrs.field(default=6379, metadata=PORT)
     path: str | None = None
     username: str | None = None
@@ -150,6 +176,8 @@ class ListenerSection(Section):
         status), ``replication`` (direct TCP), or ``manhole``, which is ignored.
     :ivar port: port; either this or ``path``.
     :ivar path: Unix socket.
+    :ivar mode: permissions of the Unix socket, in octal with a leading zero; by
+        default ``0666``, and ``0600`` for direct TCP, which has no secret.
     :ivar bind_addresses: addresses to listen on; ``0.0.0.0`` by default.
     :ivar bind_address: a single address to listen on, if ``bind_addresses`` is not set.
     :ivar tls: serve over TLS.
@@ -161,6 +189,7 @@ class ListenerSection(Section):
     )
     port: int | None = attrs.field(default=None, metadata=PORT)
     path: str | None = None
+    mode: Any = attrs.field(default=None, metadata=option(check=_mode))
     bind_addresses: list[str] | None = None
     bind_address: str | None = None
     tls: bool = False
@@ -184,13 +213,15 @@ class ListenerSection(Section):
         It listens on all IPv4 addresses if none is configured.
         """
         names = {name for section in self.resources for name in section.names}
+        addresses = self.bind_addresses or [self.bind_address or "0.0.0.0"]
         return Listener(
             self.port,
             self.path,
-            tuple(self.bind_addresses or [self.bind_address or "0.0.0.0"]),
+            tuple(each.removeprefix("[").removesuffix("]") for each in addresses),
             frozenset({"metrics"} if self.type == "metrics" else names & OUR_RESOURCES),
             self.type == "replication",
             self.tls,
+            None if self.mode is None else int(self.mode),
         )
 
 
@@ -201,6 +232,7 @@ class SynapseFile(Section):
     :ivar server_name: name of the homeserver; also the name of the main Redis channel.
     :ivar database: the homeserver's database. Required if any replicated stream is
         stored in it.
+    :ivar databases: several databases, by name, instead of ``database``.
     :ivar redis: Redis.
     :ivar stream_writers: the writers of each stream. A standard stream has Synapse's
         key; by default, ``master`` writes it. The key of a declared stream is its name;
@@ -210,9 +242,12 @@ class SynapseFile(Section):
         the instance's name; ``main`` is the main process.
     :ivar listeners: listeners of the main process.
     :ivar worker_name: name of this worker. Required for a worker.
-    :ivar worker_app: used only to detect that a file belongs to a worker.
+    :ivar worker_app: used only to detect that a file belongs to a worker: with any
+        value but ``synapse.app.homeserver``.
     :ivar worker_listeners: listeners of this worker.
     :ivar worker_replication_host: host of the main process's direct TCP listener.
+    :ivar worker_replication_http_port: used only to say what to write in
+        ``instance_map``, which replaces it.
     :ivar worker_replication_port: port of the main process's direct TCP listener.
     :ivar worker_replication_secret: secret for HTTP replication, the same for all
         instances.
@@ -229,6 +264,7 @@ class SynapseFile(Section):
 
     server_name: str = attrs.field(metadata=SERVER_NAME)
     database: DatabaseSection | None = None
+    databases: dict[str, DatabaseSection] = attrs.field(factory=dict)
     redis: RedisSection = RedisSection()
     stream_writers: dict[str, list[str]] = attrs.field(factory=dict)
     instance_map: dict[str, InstanceLocation] = attrs.field(factory=dict)
@@ -236,7 +272,8 @@ class SynapseFile(Section):
     worker_name: str | None = attrs.field(default=None, metadata=_WORD)
     worker_app: str | None = None
     worker_listeners: list[ListenerSection] = attrs.field(factory=list)
-    worker_replication_host: str | None = None
+    worker_replication_host: str | None = attrs.field(default=None, metadata=_HOST)
+    worker_replication_http_port: int | None = attrs.field(default=None, metadata=PORT)
     worker_replication_port: int | None = attrs.field(default=None, metadata=PORT)
     worker_replication_secret: str | None = attrs.field(default=None, metadata=_SECRET)
     worker_replication_secret_path: str | None = None

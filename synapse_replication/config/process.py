@@ -15,7 +15,7 @@ import attrs
 from typing_extensions import override
 
 from synapse_replication.config import deployment, sanity
-from synapse_replication.config.models import SynapseFile
+from synapse_replication.config.models import MAIN_APP, SynapseFile
 from synapse_replication.config.redis import read_redis
 from synapse_replication.config.replication_options import Finding, ReplicationOptions
 from synapse_replication.config.structuring import INVALID, StrictSection, read_value
@@ -192,6 +192,15 @@ def load_config(paths: Sequence[str], purpose: Purpose | None = None) -> Process
     return config
 
 
+def _is_worker(values: Mapping[str, Any]) -> bool:
+    """Return whether files are those of a worker.
+
+    Templates write the ``worker_app`` of the main process into its file.
+    """
+    app = values.get("worker_app")
+    return bool(values.get("worker_name") or (app and app != MAIN_APP))
+
+
 class _Reader:
     """Makes the configuration of a process from sections, which it checks together.
 
@@ -210,8 +219,7 @@ class _Reader:
         self._own = own
         self._problem = merged.report
         if purpose is None:
-            is_worker = any(merged.values.get(k) for k in ("worker_name", "worker_app"))
-            purpose = "worker" if is_worker else "main"
+            purpose = "worker" if _is_worker(merged.values) else "main"
         self._purpose = purpose
         self._is_worker = purpose == "worker"
         self._listeners_key = "worker_listeners" if self._is_worker else "listeners"
@@ -231,6 +239,8 @@ class _Reader:
         streams = own["streams"]
         instance_name = self._instance_name()
         writers = deployment.read_writers(shared, merged, streams)
+        if self._purpose != "follow":
+            self._check_addresses()
         config = ProcessConfig(
             files=merged.files,
             server_name=shared.server_name,
@@ -265,6 +275,8 @@ class _Reader:
     def _check(self, config: ProcessConfig, findings: Iterator[Finding]) -> None:
         """Report findings that do not result from values that are invalid anyway."""
         listeners, failed = list(self._served), self._merged.failed_keys()
+        if "databases" in failed:
+            failed.add("database")
         for finding in list(findings):
             name, *inner = finding.option.split(".")
             at = finding.at
@@ -275,7 +287,27 @@ class _Reader:
             if not (keys | {key[0]}) & failed:
                 path: KeyPath = (*key, *inner, *at)
                 hint = finding.file_hint or finding.hint
+                old_port = self._shared.worker_replication_http_port
+                if finding.option == "instances" and old_port:
+                    host = self._shared.worker_replication_host or "localhost"
+                    hint = (
+                        f"write `instance_map: {{main: {{host: {host}, port: "
+                        f"{old_port}}}}}`, which replaces worker_replication_host and "
+                        "worker_replication_http_port"
+                    )
                 self._problem(path, finding.problem, hint)
+
+    def _check_addresses(self) -> None:
+        """Check that no two instances have one address, as after copying a line."""
+        known: dict[str, str] = {}
+        for name, location in self._shared.instance_map.items():
+            other = known.setdefault(location.text, name)
+            if other != name:
+                self._problem(
+                    ("instance_map", name),
+                    f"it has the same address as {other}: {location.text}",
+                    "write the address of the replication listener of each instance",
+                )
 
     def _check_sanity(self) -> None:
         key, listeners = self._listeners_key, self._listeners

@@ -35,11 +35,8 @@ _OTHER_KEYS: Final = frozenset(
     {
         "additional_resources",
         "allow_unsafe_locale",
-        "databases",
-        "mode",
         "request_id_header",
         "tag",
-        "worker_replication_http_port",
         "worker_replication_http_tls",
     }
 )
@@ -88,7 +85,9 @@ def mistyped_keys(values: Mapping[str, Any]) -> Iterator[Finding]:
         for key in section:
             candidates = known - set(section) if path else known
             meant = did_you_mean(str(key), candidates, likeness)
-            if key not in known | _OTHER_KEYS and meant is not None:
+            # Compose and other tools reserve x- for what only anchors use.
+            is_other = key in known | _OTHER_KEYS or str(key).startswith("x-")
+            if not is_other and meant is not None:
                 hint = f"did you mean {meant!r}?"
                 yield (*path, str(key)), "there is no such key", hint
 

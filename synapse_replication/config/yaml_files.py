@@ -110,8 +110,8 @@ class MergedFiles:
 def read_files(paths: Sequence[str]) -> MergedFiles:
     """Read and merge configuration files, left to right.
 
-    Each file that cannot be read or is not valid, and each folder without ``*.yaml``
-    files, is reported as a problem.
+    Each file that cannot be read or is not valid, and each folder with other files than
+    ``*.yaml`` only, is reported as a problem. An empty folder has no keys.
 
     :param paths: files, or folders, whose ``*.yaml`` files are read in order of name.
     """
@@ -152,12 +152,13 @@ def _expand(paths: Sequence[str], problems: list[ConfigProblem]) -> list[str]:
             files.append(path)
             continue
         inside = sorted(str(file) for file in folder.glob("*.yaml"))
-        if not inside:
+        others = [each.name for each in folder.iterdir() if each.name[0] != "."]
+        if not inside and others:
             problems.append(
                 ConfigProblem(
                     path,
                     "(the folder)",
-                    "it contains no .yaml file",
+                    f"it contains {others[0]}, but no .yaml file",
                     "name a file, or a folder with files whose names end in .yaml",
                 )
             )
@@ -185,6 +186,8 @@ def _read(file: str) -> tuple[dict[str, Any], dict[KeyPath, int]]:
                 "(*name) expanded",
                 "write the values without nested aliases",
             )
+        # Before construct_document(), which merges mappings in the nodes themselves.
+        repeated = _repeated_keys(node, ())
         content = loader.construct_document(node)
         _record_lines(node, (), lines)
     # In addition to YAMLError, PyYAML raises ValueError for a date with a thirteenth
@@ -192,6 +195,20 @@ def _read(file: str) -> tuple[dict[str, Any], dict[KeyPath, int]]:
     # for a list or mapping that contains itself.
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError([_syntax_problem(file, text, error)]) from None
+    if repeated:
+        raise ConfigError(
+            [
+                ConfigProblem(
+                    file,
+                    dotted(path),
+                    f"the key is there twice, first in line {first}; only the last "
+                    "value would count",
+                    "remove one of the two",
+                    line,
+                )
+                for path, first, line in repeated
+            ]
+        )
     if content is None:
         return {}, {}
     if not isinstance(content, dict):
@@ -243,6 +260,25 @@ def _syntax_problem(file: str, text: str, error: Exception) -> ConfigProblem:
         "check the indentation, colons and quotes here and in the line above",
         line,
     )
+
+
+def _repeated_keys(node: yaml.Node, path: KeyPath) -> list[tuple[KeyPath, int, int]]:
+    """Return the keys that a mapping has twice, with the lines of both."""
+    found: list[tuple[KeyPath, int, int]] = []
+    if isinstance(node, yaml.MappingNode):
+        lines: dict[str, int] = {}
+        for key, value in node.value:
+            name, line = str(key.value), key.start_mark.line + 1
+            inner = (*path, name)
+            # A mapping may merge several others: `<<: *name`.
+            if name in lines and key.tag != "tag:yaml.org,2002:merge":
+                found.append((inner, lines[name], line))
+            lines[name] = line
+            found += _repeated_keys(value, inner)
+    elif isinstance(node, yaml.SequenceNode):
+        for index, value in enumerate(node.value):
+            found += _repeated_keys(value, (*path, index))
+    return found
 
 
 def _record_lines(node: yaml.Node, path: KeyPath, lines: dict[KeyPath, int]) -> None:

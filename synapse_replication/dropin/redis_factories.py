@@ -24,6 +24,7 @@ from synapse_replication.handlers.extension.extension import ReplicationExtensio
 from synapse_replication.redis.sender import RedisSender
 from synapse_replication.redis.sender_protocol import SenderFactory
 from synapse_replication.redis.subscriber import SubscriberFactory
+from synapse_replication.transport.hosts import connect_to_host
 
 #: The timeout for connecting, in s.
 _CONNECT_TIMEOUT = 30.0
@@ -212,11 +213,15 @@ def connect_subscriber(hs: Any, outbound: Any, channels: Sequence[str]) -> Any:
 
 def _connect_to_port(hs: Any, host: str, port: int, factory: Any) -> None:
     reactor = hs.get_reactor()
+    connect: Any = partial(reactor.connectTCP, timeout=_CONNECT_TIMEOUT)
     if hs.config.redis.redis_use_tls:
         context = host_attribute("context", "ClientContextFactory")(hs.config.redis)
-        reactor.connectSSL(host, port, factory, context, timeout=_CONNECT_TIMEOUT)
-    else:
-        reactor.connectTCP(host, port, factory, timeout=_CONNECT_TIMEOUT)
+        connect = partial(
+            reactor.connectSSL, contextFactory=context, timeout=_CONNECT_TIMEOUT
+        )
+    connect_to_host(
+        reactor, host, port, factory, lambda host, made: connect(host, port, made)
+    )
 
 
 def _outbound(

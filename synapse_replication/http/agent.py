@@ -27,11 +27,7 @@ from typing import Any, Final, cast
 import attrs
 from hyperlink import URL, DecodedURL
 from treq.client import HTTPClient
-from twisted.internet.endpoints import (
-    HostnameEndpoint,
-    UNIXClientEndpoint,
-    wrapClientTLS,
-)
+from twisted.internet.endpoints import UNIXClientEndpoint, wrapClientTLS
 from twisted.internet.interfaces import IStreamClientEndpoint
 from twisted.internet.protocol import Protocol as TwistedProtocol, connectionDone
 from twisted.protocols.policies import ProtocolWrapper, WrappingFactory
@@ -46,6 +42,8 @@ from zope.interface import implementer
 from synapse_replication.errors import ResponseTooLargeError
 from synapse_replication.http.location import InstanceLocation
 from synapse_replication.streams.rows import count_values
+from synapse_replication.transport.host_names import needs_resolving
+from synapse_replication.transport.hosts import host_endpoint
 from synapse_replication.transport.tls import TlsConfig
 
 #: Time limit of connecting, in s.
@@ -67,42 +65,61 @@ def make_url(location: InstanceLocation, path: Sequence[str]) -> tuple[DecodedUR
 
     :return: the URL, and a text for display.
     """
-    if location.path is not None:
-        # A pool identifies connections by host, so each socket gets its own host name.
-        root = URL(scheme="http", host=_socket_host(location.path))
-    else:
-        scheme = "https" if location.tls else "http"
-        root = URL(scheme=scheme, host=location.host or "", port=location.port)
+    alias, host = _alias_of(location), location.host or ""
+    scheme = "https" if location.tls and location.path is None else "http"
+    root = URL(scheme=scheme, host=alias or host, port=location.port)
     url = DecodedURL(root).child("_synapse", "replication", *path)
     if location.path is not None:
         return url, f"unix:{location.path}:/{'/'.join(url.path)}"
-    return url, url.to_text()
+    shown = f"[{host}]" if ":" in host else host
+    return url, url.to_text().replace(alias, shown) if alias else url.to_text()
 
 
-def _socket_host(path: str) -> str:
-    return f"{hashlib.sha256(path.encode()).hexdigest()[:32]}.unix.invalid"
+def _alias_of(location: InstanceLocation) -> str:
+    """Return the host name in the URL of a location that has none of its own.
+
+    A Unix socket has no host, and a URL cannot contain every name of a host. A pool
+    identifies connections by host, so each location has its own alias.
+
+    :return: an empty text if the URL contains the host itself.
+    """
+    if location.path is not None:
+        return f"{_digest(location.path)}.unix.invalid"
+    host = location.host
+    # hyperlink encodes an IPv6 address as if it were a name.
+    if host is not None and (needs_resolving(host) or ":" in host):
+        return f"{_digest(host)}.host.invalid"
+    return ""
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 @implementer(IAgentEndpointFactory)
 class _Endpoints:
     def __init__(
-        self, reactor: Any, sockets: Iterable[str], tls_for: Callable[[str], Any]
+        self,
+        reactor: Any,
+        locations: Iterable[InstanceLocation],
+        tls_for: Callable[[str], Any],
     ) -> None:
         self._reactor = reactor
-        self._sockets = {_socket_host(path).encode(): path for path in sockets}
+        self._aliases = {_alias_of(each).encode(): each for each in locations}
         self._tls_for = tls_for
 
     def endpointForURI(self, uri: web.URI) -> IStreamClientEndpoint:
         endpoint: Any
-        if uri.host in self._sockets:
-            path = self._sockets[uri.host]
-            endpoint = UNIXClientEndpoint(self._reactor, path, timeout=CONNECT_TIMEOUT)  # type: ignore[no-untyped-call]
-        else:
-            endpoint = HostnameEndpoint(
-                self._reactor, uri.host, uri.port, timeout=CONNECT_TIMEOUT
+        at = self._aliases.get(uri.host)
+        host = at.host if at is not None and at.host else uri.host.decode("ascii")
+        if at is not None and at.path is not None:
+            endpoint = UNIXClientEndpoint(  # type: ignore[no-untyped-call]
+                self._reactor, at.path, timeout=CONNECT_TIMEOUT
             )
+        else:
+            endpoint = host_endpoint(self._reactor, host, uri.port, CONNECT_TIMEOUT)
         if uri.scheme == b"https":
-            creator = self._tls_for(uri.host.decode("ascii"))
+            creator = self._tls_for(host)
             endpoint = wrapClientTLS(creator, endpoint)
         return cast(IStreamClientEndpoint, _BoundedEndpoint(endpoint))
 
@@ -204,8 +221,8 @@ def make_agent(
     pool = untyped.HTTPConnectionPool(reactor, persistent=True)
     # A retry needs a new txn_id, so the pool must not repeat requests by itself.
     pool.retryAutomatically = False
-    sockets = [at.path for at in locations.values() if at.path is not None]
-    endpoints = _Endpoints(reactor, sockets, tls_for)
+    aliased = [each for each in locations.values() if _alias_of(each)]
+    endpoints = _Endpoints(reactor, aliased, tls_for)
     agent: IAgent = untyped.Agent.usingEndpointFactory(reactor, endpoints, pool)
     return agent, pool
 

@@ -7,6 +7,7 @@ from typing import Final
 import attrs
 
 from synapse_replication.options import InvalidValueError, option
+from synapse_replication.transport.host_names import checked_host, host_port
 
 #: The metadata of an option that is a port number.
 PORT: Final = option(
@@ -25,10 +26,19 @@ class InstanceLocation:
     :raises InvalidValueError: if it has no address, or two.
     """
 
-    host: str | None = None
+    host: str | None = attrs.field(
+        default=None,
+        converter=attrs.converters.optional(checked_host),
+        metadata=option(check=checked_host),
+    )
     port: int | None = attrs.field(default=None, metadata=PORT)
     tls: bool = False
     path: str | None = None
+
+    @property
+    def text(self) -> str:
+        """The address as text: a host and port, or a path."""
+        return self.path or host_port(self.host or "", self.port)
 
     def __attrs_post_init__(self) -> None:
         if self.path is None and (self.host is None or self.port is None):

@@ -5,6 +5,7 @@ See docs/failure-modes.rst: failure-redis-options.
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -12,6 +13,8 @@ import attrs
 from twisted.internet.interfaces import IConnector
 from twisted.internet.protocol import ClientFactory
 
+from synapse_replication.transport.host_names import checked_host, host_port
+from synapse_replication.transport.hosts import connect_to_host
 from synapse_replication.transport.tls import TlsConfig
 
 #: The default time limit of connecting, in s.
@@ -77,9 +80,10 @@ class RedisOptions:
     :ivar username: an ACL user; ``None`` for the default user.
     :ivar dbid: the database of the external cache. Channels do not belong to a
         database.
+    :raises InvalidValueError: if the host is neither a name nor an IP address.
     """
 
-    host: str = "localhost"
+    host: str = attrs.field(default="localhost", converter=checked_host)
     port: int = 6379
     path: str | None = None
     password: str | None = attrs.field(default=None, repr=False)
@@ -95,7 +99,7 @@ class RedisOptions:
             return f"Sentinel's master {self.sentinel.master}"
         if self.path is not None:
             return self.path
-        return f"{self.host}:{self.port}" + (" (TLS)" if self.tls else "")
+        return host_port(self.host, self.port) + (" (TLS)" if self.tls else "")
 
     def for_factory(self) -> dict[str, Any]:
         """Return the arguments for txredisapi's factories."""
@@ -124,16 +128,21 @@ class RedisOptions:
         :raises ValueError: if a file of the TLS options does not contain the expected
             PEM data.
         """
-        connector: IConnector
         if self.path is not None:
-            connector = reactor.connectUNIX(self.path, factory, timeout=timeout)
-        elif self.tls is not None:
+            connector: IConnector = reactor.connectUNIX(
+                self.path, factory, timeout=timeout
+            )
+            return connector
+        connect: Any = functools.partial(reactor.connectTCP, timeout=timeout)
+        if self.tls is not None:
             context_factory = self.tls.context_factory(self.host)
-            connector = reactor.connectSSL(
-                self.host, self.port, factory, context_factory, timeout=timeout
+            connect = functools.partial(
+                reactor.connectSSL, contextFactory=context_factory, timeout=timeout
             )
-        else:
-            connector = reactor.connectTCP(
-                self.host, self.port, factory, timeout=timeout
-            )
-        return connector
+        return connect_to_host(
+            reactor,
+            self.host,
+            self.port,
+            factory,
+            lambda host, factory: connect(host, self.port, factory),
+        )

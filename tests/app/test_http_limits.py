@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import twisted
@@ -241,8 +242,30 @@ class HostTests(SiteTestCase):
             "[::1]:9093",
             "10.2.3.4",
             "writer1.local:80",
+            "synapse-reader1:9101",
+            "synapse_reader_1",
+            "reader1.matrix.svc:9101",
+            "reader1.matrix.svc.cluster.local",
         ):
             self.assertEqual(self.status("/status", host), 200, host)
+
+    def test_search_domains(self) -> None:
+        """Names in the search domains of this machine are served."""
+        path = Path(self.mktemp())
+        path.write_text(
+            "nameserver 10.0.0.10\noptions ndots:5\n"
+            "search matrix.svc.cluster.local svc.cluster.local corp.example com\n"
+        )
+        self.assertEqual(
+            http_limits.search_domains(path),
+            (
+                "matrix.svc.cluster.local",
+                "svc.cluster.local",
+                "corp.example",
+                "matrix",
+            ),
+        )
+        self.assertEqual(http_limits.search_domains(path / "missing"), ())
 
     def test_not_served(self) -> None:
         """Any other host name, such as that of a web page, is refused."""

@@ -66,9 +66,15 @@ class ReadFilesTests(FilesMixin):
         self.assertEqual(merged.values, {"a": 2, "b": 1})
 
     def test_empty_folder(self) -> None:
-        """A folder without YAML files is an error."""
+        """A folder with other files only is an error; an empty one is not."""
+        self.write(".keep", "")
         self.read(str(self.folder))
-        self.assertIn("it contains no .yaml file", str(self.problems[0]))
+        self.assertEqual(self.problems, [])
+        self.write("worker.yml", "a: 1\n")
+        self.read(str(self.folder))
+        self.assertIn(
+            "it contains worker.yml, but no .yaml file", str(self.problems[0])
+        )
 
     def test_syntax_error_names_the_line_and_no_content(self) -> None:
         """A syntax error is reported with its line but without the line's content."""
@@ -170,3 +176,35 @@ class TextTests(SynchronousTestCase):
         """A similar word is suggested; if there is none, nothing is suggested."""
         self.assertEqual(did_you_mean("row_snik", ["row_sink", "modules"]), "row_sink")
         self.assertIsNone(did_you_mean("zzz", ["row_sink", "modules"]))
+
+
+class RepeatedKeyTests(FilesMixin):
+    """Tests for keys that a file has twice, of which YAML takes the last."""
+
+    def test_repeated(self) -> None:
+        """A repeated key is a problem at any depth, and its values are not shown."""
+        file = self.write(
+            "1.yaml",
+            "server_name: s\nredis:\n  password: hush1\n  port: 1\n"
+            "  password: hush2\nlisteners: [{type: a, type: b}]\nserver_name: t\n",
+        )
+        found = [str(each) for each in self.read(file).problems]
+        self.assertEqual(
+            [each.removeprefix(f"{file}:").partition(", first")[0] for each in found],
+            [
+                "5: redis.password: the key is there twice",
+                "6: listeners[0].type: the key is there twice",
+                "7: server_name: the key is there twice",
+            ],
+        )
+        self.assertNotIn("hush", "".join(found))
+
+    def test_merged(self) -> None:
+        """A key that replaces one of a merged mapping is not repeated."""
+        file = self.write(
+            "1.yaml",
+            "a: &a {x: 1}\nb: &b {y: 1}\nc:\n  <<: *a\n  <<: *b\n  x: 2\n",
+        )
+        merged = self.read(file)
+        self.assertEqual(merged.problems, [])
+        self.assertEqual(merged.values["c"]["x"], 2)

@@ -35,6 +35,7 @@ class RedisTests(SynchronousTestCase):
         )
         self.hs: Any = FakeHomeserver()
         self.hs.reactor = MemoryReactorClock()
+        self.hs.reactor.nameResolver = None  # type: ignore[assignment]
         self.hs.config.redis = SimpleNamespace(
             redis_enabled=True, redis_use_tls=False, redis_password="secret"
         )

@@ -216,6 +216,8 @@ class MemoryLink:
         extension: Any = None,
     ) -> None:
         self.reactor = MemoryReactorClock()
+        # So that the factories and connectors are those of the reactor.
+        self.reactor.nameResolver = None  # type: ignore[assignment]
         self.events = Events()
         self.observer = RecordingObserver(self.events)
         self.handler = RecordingHandler(self.events)
