@@ -20,6 +20,7 @@
     |   +-- RowsLostError
     |   +-- HttpCatchUpError
     +-- StorageError
+    |   +-- NameLostError             another process writes under this one's name
     |   +-- SequenceBehindError
     |   +-- TransactionRolledBackError  a failed transaction was to be committed
     |   +-- ImplausiblePositionError  a position that its stream has not reached
@@ -348,6 +349,24 @@ class TransactionRolledBackError(StorageError):
             f"transaction {description} was rolled back, nothing was written: {reason}"
         )
         self.description = description
+
+
+class NameLostError(StorageError):
+    """Another process has acquired the name of this one, which must write no more.
+
+    The transaction that it refers to was rolled back.
+
+    :ivar instance_name: the name.
+    :ivar holder: describes the process that acquired it last.
+    """
+
+    def __init__(self, instance_name: str, holder: str) -> None:
+        super().__init__(
+            f"another process writes as {instance_name}: {holder} has acquired the "
+            "name since this process started; nothing more can be written here"
+        )
+        self.instance_name = instance_name
+        self.holder = holder
 
 
 class SequenceBehindError(StorageError):

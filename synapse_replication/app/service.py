@@ -147,6 +147,9 @@ class Replication(Service):
     :ivar sink: see above. It may be assigned until the service is started.
     :ivar started: a Deferred that fires when all parts are up; fails if the process
         cannot start, with ``CancelledError`` if the service is stopped before it is up.
+    :ivar lost: a Deferred that fails with ``StorageError`` if another process has
+        acquired this one's name. ``run_service`` then ends the process with status 1;
+        without a callback, the reactor is stopped.
     :ivar services: child services, which are started when replication is up, and
         stopped before it stops.
     :ivar host: the host that is passed to the modules.
@@ -233,6 +236,7 @@ class Replication(Service):
             self._observers.metrics.watch_backlog(self._backlog)
         self.services = MultiService()  # type: ignore[no-untyped-call]
         self.started: Deferred[None] = Deferred()
+        self.lost: Deferred[None] = Deferred()
         self._stops = StopSteps(reactor)
         self._starting: Deferred[None] | None = None
         self._began = self._is_up = False
@@ -394,18 +398,24 @@ class Replication(Service):
         self._stops.add("releasing the lock of this name", database.close)
         lock = WriterLock(
             database,
+            self.database,
             options.server_name,
             options.instance_name,
+            process_label(),
             self._clock,
-            self._lock_lost,
+            self._name_lost,
         )
         self._stops.add("stopping the checks of the lock", lock.stop)
-        await lock.acquire()
+        admission = await lock.acquire()
+        if admission is not None:
+            self.database.admit(admission, self._name_lost)
 
-    def _lock_lost(self, error: StorageError) -> None:
-        self.log.critical("Stopping, so as to write no more: {error}", error=error)
-        if self._reactor.running:
-            self._reactor.stop()
+    def _name_lost(self, error: StorageError) -> None:
+        if not self.lost.called:
+            self.log.critical("Stopping, so as to write no more: {error}", error=error)
+            # run_service() handles it first.
+            self.lost.addErrback(lambda _: self._reactor.stop())
+            self.lost.errback(error)
 
     def _start_position_check(self) -> None:
         options = self._options

@@ -2,7 +2,8 @@
 
 The first SIGTERM or SIGINT stops the service cleanly and restores the default action
 of both signals, so that a second signal ends the process immediately. On SIGHUP, a
-service with a method ``reload`` reloads its configuration.
+service with a method ``reload`` reloads its configuration. If a service has a Deferred
+``lost``, the process stops when it fails.
 """
 
 from __future__ import annotations
@@ -89,7 +90,8 @@ def run_service(
     :param stderr: the stream for the message of a :exc:`ReplicationError` that prevents
         the start or ends the run.
     :return: the exit status: 1 if the service could not be created or started, its
-        ``started`` failed before the shutdown began, or the service failed to stop;
+        ``started`` or ``lost`` failed before the shutdown began, or the service failed
+        to stop;
         otherwise 0.
     """
     # By default, a reactor's clock is the system's. If that is set back by hours, no
@@ -122,6 +124,8 @@ class _Process:
             if (reload := getattr(service, "reload", None)) is not None:
                 self._reload = reload
                 signal.signal(signal.SIGHUP, self._hung_up)
+            if (lost := getattr(service, "lost", None)) is not None:
+                lost.addErrback(self._failed)
             service.startService()
         except Exception:  # noqa: BLE001 -- _failed() reports it
             self._failed(Failure())  # type: ignore[no-untyped-call]

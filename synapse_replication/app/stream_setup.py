@@ -427,6 +427,7 @@ class StreamSetup:
             self._host.clock,
             on_finished=self._host.notifier.notify,
             observer=self._host.observer,
+            admission=self._get_database().admission,
             first_seen=self._first_seen,
         )
 

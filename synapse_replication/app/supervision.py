@@ -257,6 +257,7 @@ class SupervisedProcess:
     :param set_log_level: sets the log level, by its name.
     :param systemd: reports to systemd; ``None`` if it did not start this process.
     :ivar started: fires when the process is up; fails if it cannot start.
+    :ivar lost: fails if the process has lost its name.
     """
 
     log = Logger()
@@ -267,9 +268,11 @@ class SupervisedProcess:
     _set_log_level: Callable[[str], None]
     _systemd: SystemdNotifier | None = None
     started: Deferred[None] = attrs.field(init=False)
+    lost: Deferred[None] = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self.started = self._process.started
+        self.lost = self._process.lost
 
     def startService(self) -> None:
         """Start the process, and the notifications."""

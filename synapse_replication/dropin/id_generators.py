@@ -245,9 +245,11 @@ class DropInIdGenerator(id_generators.MultiWriterIdGenerator):
         """Return a Deferred whose awaiting caller resumes in its own log context."""
         return make_yieldable(deferred)
 
-    def _fetch_ids(self, txn: Any, fetch: int, n: int) -> list[int]:
+    def _fetch_ids(
+        self, txn: Any, fetch: int, n: int, *, locks: bool = False
+    ) -> list[int]:
         if self._is_postgres:
-            return super()._fetch_ids(txn, fetch, n)
+            return super()._fetch_ids(txn, fetch, n, locks=locks)
         return list(itertools.islice(self._next_local_id, n))
 
     async def get_max_allocated_token(self) -> int:

@@ -230,7 +230,7 @@ def write_bootstrap(settings: PipelineSettings, found: Bootstrap) -> None:
             if not change.is_written:
                 continue
             cursor.execute(
-                queries.upsert_position(negative[change.stream]),
+                queries.upsert_position(negative[change.stream], is_admitted=False),
                 {
                     "stream_name": change.positions_name,
                     "instance_name": change.instance_name,

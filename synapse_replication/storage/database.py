@@ -47,6 +47,7 @@ from typing import Any, Protocol, TypeVar
 import psycopg2
 import psycopg2.errors
 import psycopg2.extensions
+from psycopg2.extensions import TRANSACTION_STATUS_IDLE, TRANSACTION_STATUS_INERROR
 from twisted.internet import defer
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.interfaces import IReactorFromThreads
@@ -54,9 +55,14 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 from twisted.python.threadpool import ThreadPool
 
-from synapse_replication.errors import StorageError, TransactionRolledBackError
+from synapse_replication.errors import (
+    NameLostError,
+    StorageError,
+    TransactionRolledBackError,
+)
 from synapse_replication.handlers.interfaces import Clock
 from synapse_replication.handlers.timer import Backoff
+from synapse_replication.storage.admission import Admission
 from synapse_replication.transport.error_text import error_text
 
 T = TypeVar("T")
@@ -195,12 +201,29 @@ class Database:
         self._reactor = reactor
         self._idle: deque[psycopg2.extensions.connection] = deque()
         self._running: set[Deferred[None]] = set()
+        self._admission: Admission | None = None
+        self._on_name_lost: Callable[[NameLostError], object] = lambda error: None
         self._closing: Deferred[None] | None = None
         self._pool = ThreadPool(0, max_connections, "synapse_replication.storage")
         # Daemon threads do not block the exit of a process that did not call close();
         # its open transactions are rolled back, as if it had been killed.
         self._pool.threadFactory = partial(threading.Thread, daemon=True)  # type: ignore[assignment]
         self._pool.start()
+
+    @property
+    def admission(self) -> Admission | None:
+        """The name under which this process writes, if it has acquired one."""
+        return self._admission
+
+    def admit(
+        self, admission: Admission, on_lost: Callable[[NameLostError], object]
+    ) -> None:
+        """Let every later commit check that this process still has its name.
+
+        :param on_lost: called in the reactor's thread whenever PostgreSQL refuses a
+            transaction, because another process has acquired the name.
+        """
+        self._admission, self._on_name_lost = admission, on_lost
 
     def transact(
         self,
@@ -222,6 +245,8 @@ class Database:
             attempt. If it is cancelled, it fails with ``CancelledError`` after the
             transaction has ended, even if the transaction was committed.
         :raises StorageError: if :meth:`close` was called; in the Deferred.
+        :raises NameLostError: if another process has acquired the name under which this
+            process writes; in the Deferred.
         :raises TransactionRolledBackError: if ``func`` caught the error of a statement
             and returned, or ended the transaction itself; in the Deferred.
         """
@@ -295,15 +320,20 @@ class Database:
     ) -> T:
         """Run the transaction, with retries; add its callbacks to ``callbacks``."""
         attempts = reconnects = 0
+        admission = self._admission
         while True:
             attempts += 1
-            attempt = _Attempt(self._acquire())
+            attempt = _Attempt(self._acquire(), admission)
             try:
                 return attempt.run(description, func, autocommit)
             except _RETRYABLE:
                 if attempts >= MAX_ATTEMPTS:
                     raise
             except psycopg2.Error as error:
+                lost = admission and admission.explain(error)
+                if lost:
+                    self._reactor.callFromThread(self._on_name_lost, lost)
+                    raise lost from error
                 if not attempt.broken or attempt.committing:
                     raise
                 # The other connections of the pool are probably broken, too.
@@ -329,7 +359,10 @@ class Database:
             # Reuse the connection used last, so that a low load opens few connections.
             return self._idle.pop()
         except IndexError:
-            return connect(self._conninfo)
+            connection = connect(self._conninfo)
+            # The pool sends BEGIN and COMMIT itself: the latter together with others.
+            connection.autocommit = True
+            return connection
 
     def _close_idle(self) -> None:
         while True:
@@ -342,28 +375,32 @@ class Database:
 class _Attempt:
     """One run of a function on one connection."""
 
-    def __init__(self, connection: psycopg2.extensions.connection) -> None:
+    def __init__(
+        self,
+        connection: psycopg2.extensions.connection,
+        admission: Admission | None,
+    ) -> None:
         self.connection = connection
         self.callbacks: list[Callable[[], object]] = []
         self.committing = False
         self.broken = False
+        self._commit = "COMMIT" if admission is None else admission.commit
 
     def run(
         self, description: str, func: Callable[[Transaction], T], autocommit: bool
     ) -> T:
-        connection = self.connection
         cursor: Transaction | None = None
         try:
-            if connection.autocommit != autocommit:
-                connection.autocommit = autocommit
-            cursor = connection.cursor(cursor_factory=Transaction)
+            # The function may close its cursor.
+            own = self.connection.cursor()
+            if not autocommit:
+                own.execute("BEGIN")
+            cursor = self.connection.cursor(cursor_factory=Transaction)
             result = func(cursor)
             if not autocommit:
                 _check_alive(description, cursor)
-            cursor.close()
-            if not autocommit:
                 self.committing = True
-                connection.commit()
+                own.execute(self._commit)
         except BaseException:
             if cursor is not None:
                 self.callbacks = cursor.exception_callbacks
@@ -373,8 +410,10 @@ class _Attempt:
         return result
 
     def _roll_back(self) -> None:
+        info = self.connection.info
         try:
-            self.connection.rollback()
+            if info.transaction_status != TRANSACTION_STATUS_IDLE:
+                self.connection.cursor().execute("ROLLBACK")
         except psycopg2.Error:
             self.broken = True
         else:
@@ -389,16 +428,16 @@ def _check_alive(description: str, cursor: Transaction) -> None:
     """
     connection = cursor.connection
     status = connection.info.transaction_status
-    if status == psycopg2.extensions.TRANSACTION_STATUS_INERROR:
+    if status == TRANSACTION_STATUS_INERROR:
         error = " ".join((connection.info.error_message or "").split())
         raise TransactionRolledBackError(
             description,
             f"a statement failed, and the function caught its error ({error}); let "
             "the function raise it, or roll back to a savepoint",
         )
-    if (
-        status == psycopg2.extensions.TRANSACTION_STATUS_IDLE
-        and cursor.statusmessage not in (None, "COMMIT")
+    if status == TRANSACTION_STATUS_IDLE and cursor.statusmessage not in (
+        None,
+        "COMMIT",
     ):
         raise TransactionRolledBackError(
             description,

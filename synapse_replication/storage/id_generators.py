@@ -56,6 +56,7 @@ from twisted.internet.interfaces import IReactorFromThreads
 
 from synapse_replication.errors import StreamConfigurationError
 from synapse_replication.handlers.observer import ReplicationObserver
+from synapse_replication.storage.admission import Admission
 from synapse_replication.storage.id_streams import IdStream, read_sequence
 from synapse_replication.storage.local_positions import (
     LockedPositions,
@@ -97,6 +98,8 @@ class MultiWriterIdGenerator:
         position. For instance, the function wakes the streamer.
     :param observer: notified of upserts and their failures, of failed reads of the
         sequence, and of implausible positions.
+    :param admission: the name of this process, which is checked when ids are allocated
+        and positions stored; ``None`` if it has acquired none.
     :ivar database: runs transactions.
     """
 
@@ -110,10 +113,12 @@ class MultiWriterIdGenerator:
         *,
         on_finished: Callable[[], None] = _do_nothing,
         observer: ReplicationObserver | None = None,
+        admission: Admission | None = None,
     ) -> None:
         self.stream = stream
         self.instance_name = positions.instance_name
         self.database = database
+        self._admission = admission
         self._positions = LockedPositions(positions)
         #: Returns a value that changes whenever an id of this instance becomes
         #: announceable.
@@ -137,6 +142,7 @@ class MultiWriterIdGenerator:
             clock,
             observer,
             gate,
+            admission,
         )
         self._sequence_check = SequenceCheck(
             database,
@@ -146,6 +152,7 @@ class MultiWriterIdGenerator:
             clock,
             observer,
             on_finished,
+            admission,
         )
 
     # -- ids ---------------------------------------------------------------------------
@@ -185,7 +192,7 @@ class MultiWriterIdGenerator:
             with self._positions as positions:
                 fetch = positions.begin_fetch()
             try:
-                ids = self._fetch_ids(txn, fetch, n)
+                ids = self._fetch_ids(txn, fetch, n, locks=True)
             finally:
                 are_new = self._end_fetch(fetch, ids)
         txn.call_after(self._end_in_reactor, ids)
@@ -295,12 +302,22 @@ class MultiWriterIdGenerator:
                 "write from one of these"
             )
 
-    def _fetch_ids(self, txn: Any, fetch: int, n: int) -> list[int]:
+    def _fetch_ids(
+        self, txn: Any, fetch: int, n: int, *, locks: bool = False
+    ) -> list[int]:
         def usable(ids: list[int]) -> list[int]:
             with self._positions as positions:
                 return [id_ for id_ in ids if positions.is_usable(fetch, id_)]
 
-        return fetch_ids(txn, self.stream, n, usable, self._positions.max_finished)
+        return fetch_ids(
+            txn,
+            self.stream,
+            n,
+            usable,
+            self._positions.max_finished,
+            self._admission,
+            locks=locks,
+        )
 
     def _end_fetch(self, fetch: int, ids: list[int]) -> bool:
         """Register the ids that a fetch returned, unless any of them is not new.
@@ -481,6 +498,7 @@ async def load_id_generator(
     *,
     on_finished: Callable[[], None] = _do_nothing,
     observer: ReplicationObserver | None = None,
+    admission: Admission | None = None,
     first_seen: dict[str, float] | None = None,
 ) -> MultiWriterIdGenerator:
     """Load a stream's positions and return its id generator.
@@ -488,6 +506,7 @@ async def load_id_generator(
     It first waits for transactions that an earlier process with this one's name, or a
     removed writer, may have left, for at most 10 s each.
 
+    :param admission: see :class:`MultiWriterIdGenerator`.
     :param first_seen: when these transactions were first seen; pass one dictionary for
         all streams of a process, so that it waits once for each transaction.
     :raises SequenceBehindError: if the sequence is behind a table or, for a declared
@@ -511,4 +530,5 @@ async def load_id_generator(
         clock,
         on_finished=on_finished,
         observer=observer,
+        admission=admission,
     )

@@ -17,6 +17,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from synapse_replication.storage import queries
+from synapse_replication.storage.admission import Admission
 from synapse_replication.streams.id_column import IdColumn
 from synapse_replication.streams.standard.registry import StandardStream
 from synapse_replication.streams.writer_positions import PLAUSIBLE_DISTANCE
@@ -152,12 +153,19 @@ def exists(txn: Any, name: str) -> bool:
     return bool(txn.fetchone()[0])
 
 
-def read_sequence(txn: Any, sequence: str) -> int:
+def read_sequence(txn: Any, sequence: str, admission: Admission | None = None) -> int:
     """Return the last id that a sequence allocated.
 
     If it has allocated none, return its first id minus one.
+
+    :param admission: the name of this process, which is checked after the read;
+        ``None`` to check none.
+    :raises psycopg2.Error: if another process has the name; see ``Admission.explain``.
     """
-    txn.execute(queries.sequence_state(sequence))
+    if admission is None:
+        txn.execute(queries.sequence_state(sequence))
+    else:
+        txn.execute(queries.admitted_sequence_state(sequence), admission.parameters)
     last_value, is_called = txn.fetchone()
     return int(last_value) if is_called else int(last_value) - 1
 

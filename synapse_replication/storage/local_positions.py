@@ -45,6 +45,7 @@ from synapse_replication.handlers.events import (
 )
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.storage import queries
+from synapse_replication.storage.admission import Admission
 from synapse_replication.storage.id_streams import IdStream, read_sequence
 from synapse_replication.storage.round_trips import RoundTripGate, SharedRoundTrip
 from synapse_replication.storage.sequences import skip_ids
@@ -131,6 +132,7 @@ class PositionPersister:
     _clock: Clock
     _observer: ReplicationObserver
     _gate: RoundTripGate
+    _admission: Admission | None
     _upserts: SharedRoundTrip[Deferred[None]] = attrs.field(init=False)
     _statement: str = attrs.field(init=False)
     #: The greatest position that was persisted.
@@ -139,7 +141,9 @@ class PositionPersister:
 
     def __attrs_post_init__(self) -> None:
         self._upserts = SharedRoundTrip(self._upsert, self._gate)
-        self._statement = queries.upsert_position(self._stream.negative)
+        self._statement = queries.upsert_position(
+            self._stream.negative, is_admitted=self._admission is not None
+        )
 
     def persist(self) -> Deferred[None]:
         """Persist the position.
@@ -169,6 +173,8 @@ class PositionPersister:
             "instance_name": writer,
             "stream_id": self._stream.sign * local,
         }
+        if self._admission is not None:
+            parameters |= self._admission.parameters
         try:
             with self._observer.span(PositionWrite(stream_name, writer, local)):
                 await self._database.transact(
@@ -221,6 +227,7 @@ class SequenceCheck:
     _clock: Clock
     _observer: ReplicationObserver
     _on_checked: Callable[[], object]
+    _admission: Admission | None
     _is_running: bool = attrs.field(default=False, init=False)
     _not_before: float = attrs.field(default=-CHECK_SECONDS, init=False)
     _due: float = attrs.field(init=False)
@@ -265,7 +272,7 @@ class SequenceCheck:
     def _read(self, txn: Any) -> int:
         with self._positions as positions:
             known, is_writer = positions.max_finished, positions.is_writer
-        last = read_sequence(txn, self._stream.sequence)
+        last = read_sequence(txn, self._stream.sequence, self._admission)
         if is_writer and 0 < known - last <= self._stream.plausible_distance:
             behind = last
             last = skip_ids(txn, self._stream.sequence, known - behind)

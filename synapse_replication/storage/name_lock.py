@@ -1,6 +1,9 @@
-"""An advisory lock for an instance's name in PostgreSQL: its key and its queries.
+"""The queries for an instance's name in PostgreSQL: its advisory lock and its term.
 
-:mod:`~synapse_replication.storage.writer_lock` acquires and checks it.
+:mod:`~synapse_replication.storage.writer_lock` acquires and checks them, and so does
+the drop-in. The lock, which a session holds, shows whether the process with the name is
+alive; the term (:mod:`~synapse_replication.storage.admission`) decides which process
+may write.
 """
 
 from __future__ import annotations
@@ -10,10 +13,16 @@ import struct
 from datetime import datetime
 from typing import Any
 
+import psycopg2.errors
 from msgspec import Struct
+from twisted.logger import Logger
 
-from synapse_replication.errors import StorageError
+from synapse_replication.errors import NameLostError, StorageError
 from synapse_replication.storage import queries
+from synapse_replication.storage.admission import Admission
+from synapse_replication.storage.id_streams import exists
+from synapse_replication.storage.open_transactions import Session
+from synapse_replication.storage.schema import prepare_database
 
 #: How long to wait for a lock that another process holds, in s.
 WAIT = 10.0
@@ -21,7 +30,10 @@ WAIT = 10.0
 RETRY_INTERVAL = 0.5
 
 
-class _Session(Struct, frozen=True):
+_log = Logger()
+
+
+class LockSession(Struct, frozen=True):
     """The session that holds the lock, as PostgreSQL shows it."""
 
     pid: int
@@ -40,7 +52,7 @@ def lock_key(server_name: str, instance_name: str) -> tuple[int, ...]:
     return struct.unpack(">ii", hashlib.sha256(name).digest()[:8])
 
 
-def taken(instance_name: str, holder: _Session, override: str) -> StorageError:
+def taken(instance_name: str, holder: LockSession, override: str) -> StorageError:
     """Return the error that another process has the lock.
 
     :param override: how to start without the lock.
@@ -53,7 +65,7 @@ def taken(instance_name: str, holder: _Session, override: str) -> StorageError:
     )
 
 
-def try_lock(txn: Any, key: tuple[int, ...]) -> tuple[int, _Session]:
+def try_lock(txn: Any, key: tuple[int, ...]) -> tuple[int, LockSession]:
     """Acquire a lock if it is free.
 
     :return: the process id of this session, and the session with the lock.
@@ -68,7 +80,97 @@ def try_lock(txn: Any, key: tuple[int, ...]) -> tuple[int, _Session]:
         txn.execute("SELECT pg_try_advisory_lock(%s, %s)", key)
         ((is_acquired,),) = txn.fetchall()
         if is_acquired:
-            return own, _Session(own)
+            return own, LockSession(own)
         txn.execute(queries.SQL["lock_holder"], unsigned)
         found = txn.fetchall()
-    return own, _Session(*found[0]) if found else _Session(-1, "an unknown address")
+    return own, LockSession(*found[0]) if found else LockSession(
+        -1, "an unknown address"
+    )
+
+
+def prepare_terms(txn: Any, instance_name: str) -> bool:
+    """Create what the terms of names need, if it is missing.
+
+    :param txn: a cursor; the caller commits, or rolls back if the result is false.
+    :return: whether it exists; if this role may not create it, a warning is logged.
+    """
+    table = "synapse_replication_writers"
+    advice = "run: synapse-replication init-db -c FILE"
+    try:
+        if not exists(txn, table):
+            prepare_database(txn)
+        txn.execute(f"SELECT has_table_privilege('{table}', 'INSERT, UPDATE')")
+        ((is_allowed,),) = txn.fetchall()
+        problem = f"this role may not change {table}"
+        advice = f"GRANT SELECT, INSERT, UPDATE ON {table} TO this role"
+    except psycopg2.errors.InsufficientPrivilege as error:
+        is_allowed, problem = False, str(error).partition("\n")[0]
+    if not is_allowed:
+        _log.warn(
+            "PostgreSQL cannot check whether another process has acquired the name "
+            "{name}: {problem}. If this process is suspended and replaced, rows that "
+            "it writes afterwards are lost to readers. To prevent this, {advice}",
+            name=instance_name,
+            problem=problem,
+            advice=advice,
+        )
+    return bool(is_allowed)
+
+
+def acquire_name(txn: Any, instance_name: str, holder: str) -> Admission:
+    """Acquire a name; its former holder can commit nothing afterwards.
+
+    Blocks until the former holder's commits in progress have ended. The caller must
+    hold the lock of the name, and end the sessions that :func:`find_blocking_sessions`
+    returns if they do not end by themselves.
+
+    :param txn: a cursor, with autocommit.
+    :param holder: describes this process.
+    """
+    txn.execute(
+        queries.SQL["acquire_name"], {"instance_name": instance_name, "holder": holder}
+    )
+    ((term,),) = txn.fetchall()
+    return Admission(instance_name, term)
+
+
+def find_blocking_sessions(txn: Any, pid: int) -> list[Session]:
+    """Return the sessions for whose locks the session ``pid`` waits."""
+    txn.execute(queries.SQL["blocking_sessions"], {"pid": pid})
+    return [Session(*row) for row in txn.fetchall()]
+
+
+def end_session(txn: Any, session: Session, instance_name: str) -> None:
+    """End the session of a predecessor, and log it; or log why that is not possible.
+
+    :param txn: a cursor, with autocommit.
+    """
+    found = session.describe()
+    try:
+        txn.execute("SELECT pg_terminate_backend(%s)", (session.pid,))
+    except psycopg2.errors.InsufficientPrivilege:
+        _log.warn(
+            "{name} cannot start before a transaction of its predecessor has ended, "
+            "and this role may not end it: {session}. {hint}",
+            name=instance_name,
+            session=found,
+            hint=session.hint(),
+        )
+    else:
+        _log.warn(
+            "Ended a session of the predecessor of {name}, whose transaction did not "
+            "end by itself: {session}",
+            name=instance_name,
+            session=found,
+        )
+
+
+def check_term(txn: Any, admission: Admission) -> None:
+    """Check that no other process has acquired the name.
+
+    :raises NameLostError: if one has.
+    """
+    txn.execute(queries.SQL["name_holder"], {"instance_name": admission.instance_name})
+    term, holder = txn.fetchone() or (0, "an unknown process")
+    if term != admission.term:
+        raise NameLostError(admission.instance_name, holder)

@@ -40,12 +40,23 @@ def sequence_state(sequence: str) -> str:
     return f"SELECT last_value, is_called FROM {identifier(sequence)}"
 
 
-def upsert_position(negative: bool) -> str:
+def admitted_sequence_state(sequence: str) -> str:
+    """Select the same, and check the name of this process afterwards."""
+    return (
+        "SELECT (synapse_replication_admit(%(writer)s, %(term)s, ARRAY[last_value]))"
+        f"[1], is_called FROM {identifier(sequence)}"
+    )
+
+
+def upsert_position(negative: bool, *, is_admitted: bool) -> str:
     """Insert a writer's position, or advance the stored one.
 
     A stored position never moves back. If it is unchanged, the row is not updated.
+
+    :param is_admitted: whether the name of this process is checked.
     """
-    return SQL["upsert_position"].format(further="<" if negative else ">")
+    name = "upsert_admitted_position" if is_admitted else "upsert_position"
+    return SQL[name].format(further="<" if negative else ">")
 
 
 def for_table(name: str, column: IdColumn, negative: bool = False) -> str:

@@ -5,6 +5,13 @@
 -- Allocate ``count`` ids from the sequence ``sequence``, in one round trip.
 SELECT nextval(%(sequence)s::regclass) FROM generate_series(1, %(count)s)
 
+-- name: admitted_ids
+-- Allocate ``count`` ids as next_ids does, and check the name of this process afterwards.
+-- With ``locks``, nothing can acquire the name before the end of the transaction.
+SELECT unnest(synapse_replication_admit(
+    %(writer)s, %(term)s, array_agg(nextval(%(sequence)s::regclass)), %(locks)s
+)) FROM generate_series(1, %(count)s)
+
 -- name: skip_ids
 -- Allocate ``count`` ids from ``sequence`` without using them; return the last one.
 SELECT max(nextval(%(sequence)s::regclass)) FROM generate_series(1, %(count)s)
@@ -72,6 +79,15 @@ LIMIT 1
 -- name: upsert_position
 INSERT INTO stream_positions AS stored (stream_name, instance_name, stream_id)
 VALUES (%(stream_name)s, %(instance_name)s, %(stream_id)s)
+ON CONFLICT (stream_name, instance_name)
+DO UPDATE SET stream_id = EXCLUDED.stream_id
+WHERE EXCLUDED.stream_id {further} stored.stream_id
+
+-- name: upsert_admitted_position
+-- Like upsert_position, if the process still has its name.
+INSERT INTO stream_positions AS stored (stream_name, instance_name, stream_id)
+SELECT %(stream_name)s, %(instance_name)s, %(stream_id)s
+WHERE synapse_replication_admit(%(writer)s, %(term)s) IS NULL
 ON CONFLICT (stream_name, instance_name)
 DO UPDATE SET stream_id = EXCLUDED.stream_id
 WHERE EXCLUDED.stream_id {further} stored.stream_id
@@ -188,6 +204,31 @@ WHERE locktype = 'advisory' AND granted AND classid = %s AND objid = %s
     AND objsubid = 2 AND lock.database = (
         SELECT oid FROM pg_database WHERE datname = current_database()
     )
+
+-- name: acquire_name
+-- Acquire a name: its former holder cannot write any more. Waits until the former
+-- holder's commits in progress have ended.
+INSERT INTO synapse_replication_writers AS known (instance_name, term, holder)
+VALUES (
+    %(instance_name)s, 1,
+    %(holder)s || to_char(now() AT TIME ZONE 'UTC', ' "since" YYYY-MM-DD HH24:MI:SS "UTC"')
+)
+ON CONFLICT (instance_name)
+DO UPDATE SET term = known.term + 1, holder = EXCLUDED.holder
+RETURNING term
+
+-- name: name_holder
+-- The term and the process that acquired a name last.
+SELECT term, holder FROM synapse_replication_writers
+WHERE instance_name = %(instance_name)s
+
+-- name: blocking_sessions
+-- The sessions for whose locks the session ``pid`` waits.
+SELECT pid, coalesce(usename, ''), coalesce(application_name, ''),
+    coalesce(host(client_addr), ''), coalesce(state, ''),
+    extract(epoch FROM clock_timestamp() - xact_start)::float, query,
+    true, pg_blocking_pids(pid)
+FROM pg_stat_activity WHERE pid = ANY(pg_blocking_pids(%(pid)s))
 
 -- name: tables
 -- The columns of each existing table with whether they may be null, and the columns of

@@ -23,3 +23,38 @@ DO $$ BEGIN
             ON stream_positions (stream_name, instance_name);
     END IF;
 END $$
+
+-- name: delta_2
+-- Which process writes under each name: see name_lock.py and admission.py.
+CREATE TABLE synapse_replication_writers (
+    -- the name of the process
+    instance_name text PRIMARY KEY,
+    -- how often a process has acquired the name; the last one holds it
+    term bigint NOT NULL,
+    -- that process, for messages
+    holder text NOT NULL
+);
+-- Check that a process still holds its name: raise SR001 if another one has acquired it.
+-- In a transaction that writes, the name cannot be acquired before the transaction has
+-- ended. In one that has not written yet, the result is only valid for what was done
+-- before, unless ``locks`` is true. Returns ``ids``, which a caller computes first.
+CREATE FUNCTION synapse_replication_admit(
+    writer text, held bigint, ids bigint[] DEFAULT NULL, locks boolean DEFAULT false
+) RETURNS bigint[] LANGUAGE plpgsql AS $$
+DECLARE
+    found_term bigint;
+    found_holder text;
+BEGIN
+    IF locks OR pg_current_xact_id_if_assigned() IS NOT NULL THEN
+        SELECT term, holder INTO found_term, found_holder
+        FROM synapse_replication_writers WHERE instance_name = writer FOR SHARE;
+    ELSE
+        SELECT term, holder INTO found_term, found_holder
+        FROM synapse_replication_writers WHERE instance_name = writer;
+    END IF;
+    IF found_term IS DISTINCT FROM held THEN
+        RAISE EXCEPTION USING ERRCODE = 'SR001',
+            MESSAGE = coalesce(found_holder, 'an unknown process');
+    END IF;
+    RETURN ids;
+END $$

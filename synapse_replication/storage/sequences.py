@@ -17,6 +17,7 @@ from twisted.logger import Logger
 
 from synapse_replication.errors import SequenceBehindError
 from synapse_replication.storage import queries
+from synapse_replication.storage.admission import Admission
 from synapse_replication.storage.id_streams import (
     AccessPath,
     IdStream,
@@ -49,6 +50,9 @@ def fetch_ids(
     count: int,
     usable: Callable[[list[int]], list[int]],
     known: int,
+    admission: Admission | None = None,
+    *,
+    locks: bool = False,
 ) -> list[int]:
     """Allocate ids from a stream's sequence, in ascending order.
 
@@ -58,17 +62,23 @@ def fetch_ids(
     :param txn: a cursor.
     :param usable: returns those of the allocated ids that may be used.
     :param known: the greatest id that is known to be finished.
+    :param admission: the name of this process; ``None`` if it has acquired none.
+    :param locks: whether the ids are used in this transaction: no other process can
+        acquire the name before its end.
+    :raises psycopg2.Error: if another process has the name; see ``Admission.explain``.
     :raises SequenceBehindError: if too many ids are unusable, or the sequence is far
         behind ``known``.
     """
     ids: list[int] = []
     skipped = 0
+    statement = queries.SQL["next_ids"]
+    parameters: dict[str, Any] = {"sequence": queries.identifier(stream.sequence)}
+    if admission is not None:
+        statement = queries.SQL["admitted_ids"]
+        parameters |= {**admission.parameters, "locks": locks}
     while len(ids) < count:
         wanted = count - len(ids)
-        txn.execute(
-            queries.SQL["next_ids"],
-            {"sequence": queries.identifier(stream.sequence), "count": wanted},
-        )
+        txn.execute(statement, {**parameters, "count": wanted})
         allocated = [id_ for (id_,) in txn.fetchall()]
         ids += usable(allocated)
         skipped += wanted

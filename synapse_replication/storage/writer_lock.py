@@ -1,4 +1,4 @@
-"""A lock in PostgreSQL that only one process with an instance's name can hold.
+"""The name of a process in PostgreSQL, which only one process can hold.
 
 Theory of operation: two writers with one name lose rows, because readers discard the
 rows of one as old. So a process that writes streams in the database holds an advisory
@@ -8,6 +8,12 @@ with the name waits for a moment, since a restart may overlap, and then refuses 
 start. The lock is checked regularly: if the session was lost, the lock is acquired in a
 new one; if another process has acquired it in the meantime, this process must stop.
 
+The lock only shows which process is alive: its session may end while the process runs
+on. So a process that has the lock then acquires the *term* of the name, after which
+PostgreSQL refuses whatever its predecessor tries to commit (see
+:mod:`~synapse_replication.storage.admission`). That waits for the predecessor's commits
+in progress, and ends their sessions if they last longer than :data:`WAIT`.
+
 A session is not the process's own behind a pooler in transaction mode, where the lock
 protects nothing. This is detected when a later check runs in another session although
 the first still holds the lock; it is reported, and the lock is not used any more.
@@ -16,6 +22,7 @@ the first still holds the lock; it is reported, and the lock is not used any mor
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import attrs
 import psycopg2
@@ -25,11 +32,18 @@ from twisted.logger import Logger
 from synapse_replication.errors import StorageError
 from synapse_replication.handlers.interfaces import Clock
 from synapse_replication.handlers.timer import Timer
+from synapse_replication.storage.admission import Admission
 from synapse_replication.storage.database import TransactionRunner, until_available
 from synapse_replication.storage.name_lock import (
     RETRY_INTERVAL,
     WAIT,
+    LockSession,
+    acquire_name,
+    check_term,
+    end_session,
+    find_blocking_sessions,
     lock_key,
+    prepare_terms,
     taken,
     try_lock,
 )
@@ -37,6 +51,9 @@ from synapse_replication.transport.error_text import error_text
 
 #: The interval at which the lock is checked, in s.
 LOCK_CHECK_INTERVAL = 5.0
+
+#: How soon it is first seen whether the term was acquired, in s. Normally, it was.
+FIRST_POLL = 0.02
 
 _log = Logger()
 
@@ -46,12 +63,16 @@ class WriterLock:
     """The lock of one instance's name. Use it in the reactor's thread only.
 
     :param database: runs the queries, all in the same session.
+    :param others: runs the queries about other sessions.
+    :param holder: describes this process, for the messages of others.
     :param on_lost: called with the reason when another process has the lock.
     """
 
     _database: TransactionRunner
+    _others: TransactionRunner
     _server_name: str
     _instance_name: str
+    _holder: str
     _clock: Clock
     _on_lost: Callable[[StorageError], object]
 
@@ -59,17 +80,61 @@ class WriterLock:
         self._key = lock_key(self._server_name, self._instance_name)
         # The session that held the lock when it was last checked.
         self._pid: int | None = None
+        self._admission: Admission | None = None
         self._check = Timer(self._clock)
         self._stopped = False
 
-    async def acquire(self) -> None:
-        """Acquire the lock, and begin to check it. Wait until the database answers.
+    async def acquire(self) -> Admission | None:
+        """Acquire the lock and the term, and begin to check them.
 
-        :raises StorageError: if another process holds it for too long.
+        Wait until the database answers, and until no transaction of a predecessor can
+        be committed any more.
+
+        :return: the name with its term; ``None`` if this role lacks the rights, which
+            is logged.
+        :raises StorageError: if another process holds the lock for too long.
         """
         what = f"lock the name {self._instance_name}"
         await until_available(self._clock, what, self._hold)
+        if await until_available(self._clock, what, self._prepare):
+            self._admission = await until_available(
+                self._clock, what, self._acquire_term
+            )
         self._check_later()
+        return self._admission
+
+    def _prepare(self) -> Deferred[bool]:
+        def prepare(txn: Any) -> bool:
+            txn.execute("SAVEPOINT prepare")
+            is_prepared = prepare_terms(txn, self._instance_name)
+            if not is_prepared:
+                txn.execute("ROLLBACK TO SAVEPOINT prepare")
+            return is_prepared
+
+        return self._others.transact("prepare_terms", prepare)
+
+    async def _acquire_term(self) -> Admission:
+        acquiring = self._database.transact(
+            "acquire_name",
+            lambda txn: acquire_name(txn, self._instance_name, self._holder),
+            autocommit=True,
+        )
+        began = self._clock.seconds()
+        interval = FIRST_POLL
+        while not acquiring.called:
+            await self._clock.sleep(interval)
+            interval = RETRY_INTERVAL
+            if not acquiring.called and self._clock.seconds() - began >= WAIT:
+                await self._others.transact(
+                    "end_predecessor", self._end_predecessor, autocommit=True
+                )
+                began = self._clock.seconds()
+        return await acquiring
+
+    def _end_predecessor(self, txn: Any) -> None:
+        assert self._pid is not None
+        for session in find_blocking_sessions(txn, self._pid):
+            end_session(txn, session, self._instance_name)
 
     def stop(self) -> None:
         """Stop checking. Closing the database releases the lock."""
@@ -99,12 +164,17 @@ class WriterLock:
             return
         self._check_later()
 
+    def _try_lock(self, txn: Any) -> tuple[int, LockSession]:
+        if self._admission is not None:
+            check_term(txn, self._admission)
+        return try_lock(txn, self._key)
+
     async def _hold(self) -> None:
         """Acquire the lock, unless it is held."""
         waited = 0.0
         while not self._stopped:
             own, holder = await self._database.transact(
-                "writer_lock", lambda txn: try_lock(txn, self._key), autocommit=True
+                "writer_lock", self._try_lock, autocommit=True
             )
             if holder.pid == own:
                 self._pid = own

@@ -99,7 +99,7 @@ class SimulatedDatabase:
             queries.SQL["delete_positions_of_others"]: self._delete_positions,
             queries.SQL["indexes"]: self._read_indexes,
             queries.SQL["inserting_transactions"]: self._read_open_transactions,
-            queries.upsert_position(False): self._upsert_position,
+            queries.upsert_position(False, is_admitted=False): self._upsert_position,
         }
         for table in tables:
             self._add_table(table)

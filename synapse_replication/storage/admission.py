@@ -1,0 +1,63 @@
+"""The right of a process to write under its name, which PostgreSQL checks.
+
+Theory of operation: the table ``synapse_replication_writers`` counts how often a name
+was acquired; the count is the *term* of the process that acquired it last. Each
+statement or transaction that writes under the name passes its term to the function
+``synapse_replication_admit``, in a statement that is sent anyway:
+
+- with the COMMIT of a transaction. The function locks the name's row until the
+  transaction has ended. So a process that acquires the name afterwards waits for
+  commits in progress, and all others fail;
+- with the allocation of ids, and with a read of the sequence. The function runs after
+  these, with a newer snapshot: if the name is still held, it was held when the sequence
+  had that value. The ids of the next holder are greater. A process therefore announces
+  no position at or above an id of its successor, however long it was suspended;
+- with the stored position.
+
+No clock is involved. A process that was suspended, or cut off from the database, finds
+out when it resumes: PostgreSQL refuses what it tries to commit.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import psycopg2
+
+from synapse_replication.errors import NameLostError
+from synapse_replication.storage import queries
+
+#: The SQLSTATE of the function, if another process has acquired the name.
+NAME_LOST = "SR001"
+
+
+@attrs.frozen
+class Admission:
+    """A name that this process has acquired.
+
+    :ivar instance_name: the name.
+    :ivar term: how often the name had been acquired when this process acquired it.
+    :ivar commit: the statements that check the name and commit a transaction.
+    """
+
+    instance_name: str
+    term: int
+    commit: str = attrs.field(init=False)
+
+    @commit.default
+    def _make_commit(self) -> str:
+        name = queries.literal(self.instance_name)
+        return f"SELECT synapse_replication_admit({name}, {self.term}); COMMIT"
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The parameters of statements that check the name."""
+        return {"writer": self.instance_name, "term": self.term}
+
+    def explain(self, error: psycopg2.Error) -> NameLostError | None:
+        """Return the error that another process has the name, if that is the reason."""
+        if error.pgcode != NAME_LOST:
+            return None
+        holder = str(error).partition("\n")[0].strip()
+        return NameLostError(self.instance_name, holder)
