@@ -20,6 +20,7 @@
     |   +-- RowsLostError
     |   +-- HttpCatchUpError
     +-- StorageError
+    |   +-- CommitUnknownError        the answer to a COMMIT was lost
     |   +-- NameLostError             another process writes under this one's name
     |   +-- SequenceBehindError
     |   +-- TransactionRolledBackError  a failed transaction was to be committed
@@ -347,6 +348,24 @@ class TransactionRolledBackError(StorageError):
     def __init__(self, description: str, reason: str) -> None:
         super().__init__(
             f"transaction {description} was rolled back, nothing was written: {reason}"
+        )
+        self.description = description
+
+
+class CommitUnknownError(StorageError):
+    """It is not known yet whether a transaction was committed.
+
+    Its connection was lost after COMMIT had been sent. The database is asked until the
+    transaction has ended; its ids are not finished before. If it was committed, its
+    rows are announced and its ``call_after`` callbacks run.
+
+    :ivar description: the transaction, as it was passed to ``transact``.
+    """
+
+    def __init__(self, description: str, reason: str) -> None:
+        super().__init__(
+            f"whether transaction {description} was committed is not known: {reason}; "
+            "do not repeat it before you have looked for its effects"
         )
         self.description = description
 

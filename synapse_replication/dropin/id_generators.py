@@ -246,10 +246,10 @@ class DropInIdGenerator(id_generators.MultiWriterIdGenerator):
         return make_yieldable(deferred)
 
     def _fetch_ids(
-        self, txn: Any, fetch: int, n: int, *, locks: bool = False
+        self, txn: Any, fetch: int, n: int, *, in_use: bool = False
     ) -> list[int]:
         if self._is_postgres:
-            return super()._fetch_ids(txn, fetch, n, locks=locks)
+            return super()._fetch_ids(txn, fetch, n, in_use=in_use)
         return list(itertools.islice(self._next_local_id, n))
 
     async def get_max_allocated_token(self) -> int:

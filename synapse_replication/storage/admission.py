@@ -20,13 +20,15 @@ out when it resumes: PostgreSQL refuses what it tries to commit.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
-import psycopg2
 
 from synapse_replication.errors import NameLostError
 from synapse_replication.storage import queries
+
+if TYPE_CHECKING:
+    import psycopg2
 
 #: The SQLSTATE of the function, if another process has acquired the name.
 NAME_LOST = "SR001"

@@ -17,9 +17,13 @@ Call ``transact`` and ``close`` in the reactor's thread. The function passed to
 must not use anything else that is not thread-safe. The function may run more than once:
 a transaction is repeated if it failed because of a concurrent transaction (a
 serialisation failure or a deadlock), or if its connection broke before the commit was
-sent. A transaction is not repeated if the result of its commit was lost. With
-``autocommit``, there is no separate commit: a function whose connection broke is
-repeated, although the server may have executed its statement.
+sent. A transaction is not repeated if the answer to its commit was lost: another
+connection asks the database what became of it
+(:mod:`~synapse_replication.storage.lost_answers`). The caller waits for the answer for
+:data:`OUTCOME_WAIT` s, and then gets :exc:`CommitUnknownError`; the question is
+repeated until the transaction has ended. With ``autocommit``, there is no separate
+commit: a function whose connection broke is repeated, although the server may have
+executed its statement.
 
 PostgreSQL answers the COMMIT of a failed transaction with ROLLBACK, which psycopg2 does
 not report. So a function that catches the error of a statement, and returns, has not
@@ -40,22 +44,28 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
+import attrs
 import psycopg2
 import psycopg2.errors
 import psycopg2.extensions
 from psycopg2.extensions import TRANSACTION_STATUS_IDLE, TRANSACTION_STATUS_INERROR
 from twisted.internet import defer
 from twisted.internet.defer import CancelledError, Deferred
-from twisted.internet.interfaces import IReactorFromThreads
+from twisted.internet.interfaces import (
+    IDelayedCall,
+    IReactorFromThreads,
+    IReactorTime,
+)
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 from twisted.python.threadpool import ThreadPool
 
 from synapse_replication.errors import (
+    CommitUnknownError,
     NameLostError,
     StorageError,
     TransactionRolledBackError,
@@ -63,15 +73,32 @@ from synapse_replication.errors import (
 from synapse_replication.handlers.interfaces import Clock
 from synapse_replication.handlers.timer import Backoff
 from synapse_replication.storage.admission import Admission
+from synapse_replication.storage.lost_answers import (
+    ASK_INTERVAL,
+    Backend,
+    LostAnswer,
+    identify,
+)
+from synapse_replication.streams.writer import TransactionOutcome
+from synapse_replication.streams.writer_table import (
+    Effect,
+    TransactionEvent,
+    TransactionState,
+)
 from synapse_replication.transport.error_text import error_text
 
 T = TypeVar("T")
+_C = TypeVar("_C", bound=psycopg2.extensions.connection)
 
 #: The most attempts of one transaction; the caller receives the failure of the last.
 MAX_ATTEMPTS = 6
 
 #: The most reconnections within one transaction.
 MAX_RECONNECTS = 1
+
+#: How long the caller waits to learn what became of a transaction whose COMMIT was not
+#: answered, in s.
+OUTCOME_WAIT = 5.0
 
 #: The delays between attempts to reach the database at the start of a process.
 _BACKOFF = Backoff(0.5, 5.0, 1.5)
@@ -85,10 +112,15 @@ _RETRYABLE = (
 
 
 class Transaction(psycopg2.extensions.cursor):
-    """A cursor with callbacks for the end of its transaction."""
+    """A cursor with callbacks for the end of its transaction.
+
+    :ivar xid: the number of the transaction, once a statement has returned it.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.xid: str | None = None
+        self.settled_callbacks: list[Callable[[], object]] = []
         self.after_callbacks: list[Callable[[], object]] = []
         self.exception_callbacks: list[Callable[[], object]] = []
 
@@ -96,12 +128,45 @@ class Transaction(psycopg2.extensions.cursor):
         """Call ``func(*args)`` in the reactor's thread after the commit."""
         self.after_callbacks.append(lambda: func(*args))
 
+    def call_when_settled(self, func: Callable[..., object], *args: object) -> None:
+        """Call ``func(*args)`` in the reactor's thread when the transaction has ended.
+
+        It is called before the callbacks for the commit or rollback. If the answer to
+        the commit was lost, it is called once the database has shown that the
+        transaction has ended, even if its outcome cannot be read any more.
+        """
+        self.settled_callbacks.append(lambda: func(*args))
+
     def call_on_exception(self, func: Callable[..., object], *args: object) -> None:
         """Call ``func(*args)`` in the reactor's thread after a rollback.
 
         That includes the rollback of an attempt that is repeated afterwards.
         """
         self.exception_callbacks.append(lambda: func(*args))
+
+
+class _Connection(psycopg2.extensions.connection):
+    """A connection of the pool, which sends BEGIN and COMMIT itself.
+
+    psycopg2 would send each of them alone. A function may end its transaction by the
+    methods of its connection nevertheless, as with psycopg2's own transactions.
+
+    :ivar backend: the session, for the case that it breaks.
+    """
+
+    backend: Backend
+
+    def commit(self) -> None:
+        """Commit the current transaction, if there is one."""
+        self._end("COMMIT")
+
+    def rollback(self) -> None:
+        """Roll back the current transaction, if there is one."""
+        self._end("ROLLBACK")
+
+    def _end(self, statement: str) -> None:
+        if self.info.transaction_status != TRANSACTION_STATUS_IDLE:
+            self.cursor().execute(statement)
 
 
 def connect(
@@ -113,9 +178,12 @@ def connect(
     :raises psycopg2.OperationalError: if the server cannot be reached or rejects the
         connection.
     """
-    if isinstance(conninfo, str):
-        return psycopg2.connect(conninfo)
-    connection: psycopg2.extensions.connection = psycopg2.connect(**conninfo)
+    return _connect(conninfo, psycopg2.extensions.connection)
+
+
+def _connect(conninfo: str | Mapping[str, Any], factory: type[_C]) -> _C:
+    parameters = {"dsn": conninfo} if isinstance(conninfo, str) else conninfo
+    connection: _C = psycopg2.connect(**parameters, connection_factory=factory)
     return connection
 
 
@@ -199,8 +267,13 @@ class Database:
     ) -> None:
         self._conninfo = conninfo
         self._reactor = reactor
-        self._idle: deque[psycopg2.extensions.connection] = deque()
-        self._running: set[Deferred[None]] = set()
+        self._idle: deque[_Connection] = deque()
+        #: Transactions that are not known to have ended, in the order of the requests.
+        self._running: dict[_Request[Any], None] = {}
+        #: Those whose COMMIT was not answered.
+        self._lost: dict[LostAnswer, _Request[Any]] = {}
+        self._requested = 0
+        self._next_question: IDelayedCall | None = None
         self._admission: Admission | None = None
         self._on_name_lost: Callable[[NameLostError], object] = lambda error: None
         self._closing: Deferred[None] | None = None
@@ -247,6 +320,8 @@ class Database:
         :raises StorageError: if :meth:`close` was called; in the Deferred.
         :raises NameLostError: if another process has acquired the name under which this
             process writes; in the Deferred.
+        :raises CommitUnknownError: if the connection was lost during the commit, and it
+            is not known whether the transaction was committed; in the Deferred.
         :raises TransactionRolledBackError: if ``func`` caught the error of a statement
             and returned, or ended the transaction itself; in the Deferred.
         """
@@ -254,115 +329,192 @@ class Database:
             return defer.fail(
                 StorageError(f"{description}: the database was closed by close()")
             )
-        ended: Deferred[None] = Deferred()
-        self._running.add(ended)
+        request = _Request(description, func, autocommit, self._requested)
+        self._requested += 1
+        self._running[request] = None
+        self._pool.callInThread(self._work, request)
+        return request.result
 
-        result: Deferred[T] = Deferred(lambda _: _cancel_after(result, ended))
+    def mark(self) -> int:
+        """Return a mark for :meth:`settled`, before all later transactions."""
+        return self._requested
 
-        def done(outcome: T | Failure, callbacks: list[Callable[[], object]]) -> None:
-            _call_all(description, callbacks)
-            self._running.discard(ended)
-            ended.callback(None)
-            if not result.called:
-                result.callback(outcome)
+    def settled(self, since: int = 0, *, only_lost: bool = False) -> Deferred[None]:
+        """Return a Deferred that fires when transactions are known to have ended.
 
-        def work() -> None:
-            outcome: T | Failure
-            callbacks: list[Callable[[], object]] = []
-            try:
-                if result.called:
-                    # The transaction was cancelled before it began.
-                    raise CancelledError
-                outcome = self._run(description, func, autocommit, callbacks)
-            except BaseException:  # noqa: BLE001 -- passed to the caller
-                outcome = Failure()  # type: ignore[no-untyped-call]
-            self._reactor.callFromThread(done, outcome, callbacks)
+        It does not wait for transactions that are requested later. A transaction whose
+        COMMIT was not answered counts as running until the database has shown that it
+        has ended. Call it in the reactor's thread.
 
-        self._pool.callInThread(work)
-        return result
-
-    def settled(self) -> Deferred[None]:
-        """Return a Deferred that fires when all current transactions have ended.
-
-        It does not wait for transactions that are requested later. Call it in the
-        reactor's thread.
+        :param since: a mark; earlier transactions do not count.
+        :param only_lost: whether to wait only for those whose answer was lost.
         """
-        ends = defer.DeferredList([_follow(ended) for ended in self._running])
-        return ends.addCallback(lambda _: None)
+        requests = self._lost.values() if only_lost else self._running
+        ends = [_follow(each.ended) for each in requests if each.number >= since]
+        return defer.DeferredList(ends).addCallback(lambda _: None)
+
+    def lost_answers(self) -> list[LostAnswer]:
+        """Return the transactions whose COMMIT was not answered, oldest first."""
+        return list(self._lost)
 
     def close(self) -> Deferred[None]:
         """Wait for queued and running transactions, then close all connections.
 
-        The pool's threads are stopped, too.
+        The pool's threads are stopped, too. Transactions whose COMMIT was not answered
+        are given up: they fail with :exc:`CommitUnknownError`, and never count as
+        ended.
 
         It may be called more than once; each returned Deferred fires when the pool is
         closed.
         """
         if self._closing is None:
             self._closing = Deferred()
-            defer.DeferredList(list(self._running)).addCallback(self._close_now)
+            threads = [_follow(each.left_thread) for each in self._running]
+            defer.DeferredList(threads).addCallback(self._close_now)
         return _follow(self._closing)
 
     def _close_now(self, _: object) -> None:
         assert self._closing is not None
+        for lost, request in self._lost.items():
+            _log.warn("The database is closed, but {lost}", lost=lost.describe())
+            request.return_unknown(lost)
+        if self._next_question is not None and self._next_question.active():
+            self._next_question.cancel()
         self._pool.stop()
         self._close_idle()
         self._closing.callback(None)
 
+    # -- transactions that have left their thread ----------------------------------
+
+    def _end(self, request: _Request[Any], outcome: object) -> None:
+        _call_all(request.description, request.callbacks)
+        del self._running[request]
+        request.ended.callback(None)
+        request.return_(outcome)
+
+    def _leave_thread(self, request: _Request[Any], outcome: object) -> None:
+        if isinstance(outcome, LostAnswer):
+            self._begin_to_ask(request, outcome)
+        else:
+            self._end(request, outcome)
+        request.left_thread.callback(None)
+
+    def _begin_to_ask(self, request: _Request[Any], lost: LostAnswer) -> None:
+        _log.warn(
+            "The connection was lost during COMMIT of transaction {description}: "
+            "{error}. Its ids are not finished before the database has shown whether "
+            "it was committed",
+            description=lost.description,
+            error=error_text(lost.error),
+        )
+        self._lost[lost] = request
+        if self._closing is None:
+            waiting = IReactorTime(self._reactor).callLater(
+                OUTCOME_WAIT, request.return_unknown, lost
+            )
+            request.result.addBoth(_cancel_call, waiting)
+        if self._next_question is None:
+            self._ask_after(0)
+
+    def _ask_after(self, delay: float) -> None:
+        if self._closing is None:
+            self._next_question = IReactorTime(self._reactor).callLater(
+                delay, self._pool.callInThread, self._ask
+            )
+
+    def _answered(self, found: list[tuple[LostAnswer, TransactionEvent]]) -> None:
+        self._next_question = None
+        for lost, event in found:
+            effects = lost.handle(event)
+            if lost.outcome.is_settled:
+                request = self._lost.pop(lost)
+                request.callbacks += lost.callbacks(effects)
+                self._end(request, request.outcome_of(lost))
+        if self._lost:
+            self._ask_after(ASK_INTERVAL)
+
     # -- in the pool's threads -----------------------------------------------------
 
-    def _run(
-        self,
-        description: str,
-        func: Callable[[Transaction], T],
-        autocommit: bool,
-        callbacks: list[Callable[[], object]],
-    ) -> T:
-        """Run the transaction, with retries; add its callbacks to ``callbacks``."""
+    def _ask(self) -> None:
+        found = []
+        for lost in list(self._lost):
+            try:
+                connection = self._acquire()
+                try:
+                    with connection.cursor() as cursor:
+                        event = lost.ask(cursor)
+                finally:
+                    self._release(connection, is_broken=connection.closed != 0)
+            except psycopg2.Error as error:
+                lost.session = f"not known: {error_text(error)}"
+                event = TransactionEvent.NOT_FOUND_OUT
+            found.append((lost, event))
+        self._reactor.callFromThread(self._answered, found)
+
+    def _work(self, request: _Request[Any]) -> None:
+        outcome: object
+        try:
+            if request.result.called:
+                # The transaction was cancelled before it began.
+                raise CancelledError
+            outcome = self._run(request)
+        except BaseException:  # noqa: BLE001 -- passed to the caller
+            outcome = Failure()  # type: ignore[no-untyped-call]
+        self._reactor.callFromThread(self._leave_thread, request, outcome)
+
+    def _run(self, request: _Request[T]) -> T | LostAnswer:
+        """Run the transaction, with retries; add its callbacks to the request."""
         attempts = reconnects = 0
         admission = self._admission
+        commit = "COMMIT" if admission is None else admission.commit
         while True:
             attempts += 1
-            attempt = _Attempt(self._acquire(), admission)
+            attempt = _Attempt(self._acquire(), request.description)
             try:
-                return attempt.run(description, func, autocommit)
+                return attempt.run(request.func, commit, autocommit=request.autocommit)
             except _RETRYABLE:
                 if attempts >= MAX_ATTEMPTS:
                     raise
             except psycopg2.Error as error:
-                lost = admission and admission.explain(error)
-                if lost:
-                    self._reactor.callFromThread(self._on_name_lost, lost)
-                    raise lost from error
-                if not attempt.broken or attempt.committing:
+                refused = admission and admission.explain(error)
+                if refused:
+                    self._reactor.callFromThread(self._on_name_lost, refused)
+                    raise refused from error
+                if not attempt.is_broken:
                     raise
                 # The other connections of the pool are probably broken, too.
                 self._close_idle()
+                if not attempt.outcome.is_settled:
+                    request.value = attempt.value
+                    return attempt.lost_answer(error)
                 reconnects += 1
                 if reconnects > MAX_RECONNECTS:
                     raise
                 _log.info(
                     "transaction {description} lost its connection and is repeated: "
                     "{error}",
-                    description=description,
+                    description=request.description,
                     error=error_text(error),
                 )
             finally:
-                callbacks.extend(attempt.callbacks)
-                if attempt.broken:
-                    attempt.connection.close()
-                else:
-                    self._idle.append(attempt.connection)
+                request.callbacks += attempt.callbacks
+                self._release(attempt.connection, is_broken=attempt.is_broken)
 
-    def _acquire(self) -> psycopg2.extensions.connection:
+    def _acquire(self) -> _Connection:
         try:
             # Reuse the connection used last, so that a low load opens few connections.
             return self._idle.pop()
         except IndexError:
-            connection = connect(self._conninfo)
-            # The pool sends BEGIN and COMMIT itself: the latter together with others.
+            connection = _connect(self._conninfo, _Connection)
             connection.autocommit = True
+            connection.backend = identify(connection)
             return connection
+
+    def _release(self, connection: _Connection, *, is_broken: bool) -> None:
+        if is_broken:
+            connection.close()
+        else:
+            self._idle.append(connection)
 
     def _close_idle(self) -> None:
         while True:
@@ -372,52 +524,138 @@ class Database:
                 return
 
 
-class _Attempt:
-    """One run of a function on one connection."""
+@attrs.define(eq=False, repr=False)
+class _Request(Generic[T]):
+    """One call of :meth:`Database.transact`.
 
-    def __init__(
-        self,
-        connection: psycopg2.extensions.connection,
-        admission: Admission | None,
-    ) -> None:
+    :ivar number: counts the calls.
+    :ivar value: what the function returned, if the answer to its COMMIT was lost.
+    :ivar callbacks: those of the attempts that have ended.
+    :ivar left_thread: fires when the transaction does not run in a thread any more.
+    :ivar ended: fires when the transaction is known to have ended.
+    :ivar result: fires for the caller.
+    """
+
+    description: str
+    func: Callable[[Transaction], T]
+    autocommit: bool
+    number: int
+    value: Any = None
+    callbacks: list[Callable[[], object]] = attrs.field(factory=list)
+    left_thread: Deferred[None] = attrs.field(factory=Deferred)
+    ended: Deferred[None] = attrs.field(factory=Deferred)
+    result: Deferred[T] = attrs.field(init=False)
+    _returned: Deferred[None] = attrs.field(factory=Deferred)
+
+    def __attrs_post_init__(self) -> None:
+        self.result = Deferred(lambda result: _cancel_after(result, self._returned))
+
+    def return_(self, outcome: object) -> None:
+        """Return the result or failure to the caller, unless it has returned."""
+        if not self._returned.called:
+            self._returned.callback(None)
+        if not self.result.called:
+            self.result.callback(outcome)  # type: ignore[arg-type]
+
+    def return_unknown(self, lost: LostAnswer) -> None:
+        """Let the caller fail, because the outcome is not known."""
+        unknown = CommitUnknownError(self.description, error_text(lost.error))
+        unknown.__cause__ = lost.error
+        self.return_(Failure(unknown))  # type: ignore[no-untyped-call]
+
+    def outcome_of(self, lost: LostAnswer) -> object:
+        """Return the result or failure for the caller, after the outcome was read."""
+        if lost.outcome.state is TransactionState.COMMITTED:
+            return self.value
+        if lost.outcome.state is TransactionState.ROLLED_BACK:
+            return Failure(lost.error)  # type: ignore[no-untyped-call]
+        return Failure(  # type: ignore[no-untyped-call]
+            CommitUnknownError(self.description, "its outcome cannot be read any more")
+        )
+
+
+class _Attempt:
+    """One run of a function on one connection.
+
+    :ivar outcome: what is known about its transaction.
+    :ivar value: what the function returned.
+    :ivar callbacks: those to call, once the outcome is known.
+    :ivar is_broken: whether the connection cannot be used any more.
+    """
+
+    def __init__(self, connection: _Connection, description: str) -> None:
         self.connection = connection
+        self.outcome = TransactionOutcome()
+        self.value: Any = None
         self.callbacks: list[Callable[[], object]] = []
-        self.committing = False
-        self.broken = False
-        self._commit = "COMMIT" if admission is None else admission.commit
+        self.is_broken = False
+        self._description = description
+        self._cursor: Transaction | None = None
 
     def run(
-        self, description: str, func: Callable[[Transaction], T], autocommit: bool
+        self, func: Callable[[Transaction], T], commit: str, *, autocommit: bool
     ) -> T:
-        cursor: Transaction | None = None
+        """Run the function, and commit its transaction."""
         try:
             # The function may close its cursor.
             own = self.connection.cursor()
             if not autocommit:
                 own.execute("BEGIN")
-            cursor = self.connection.cursor(cursor_factory=Transaction)
-            result = func(cursor)
+            cursor = self._cursor = self.connection.cursor(cursor_factory=Transaction)
+            result = self.value = func(cursor)
             if not autocommit:
-                _check_alive(description, cursor)
-                self.committing = True
-                own.execute(self._commit)
+                _check_alive(self._description, cursor)
+                if cursor.xid is None and cursor.after_callbacks:
+                    # The callbacks need the outcome, even if the answer is lost.
+                    own.execute("SELECT pg_current_xact_id_if_assigned()::text")
+                    ((cursor.xid,),) = own.fetchall()
+            self._handle(TransactionEvent.COMMIT_SENT)
+            if not autocommit:
+                own.execute(commit)
         except BaseException:
-            if cursor is not None:
-                self.callbacks = cursor.exception_callbacks
             self._roll_back()
+            self._handle(
+                TransactionEvent.DISCONNECTED
+                if self.is_broken
+                else TransactionEvent.REFUSED
+            )
             raise
-        self.callbacks = cursor.after_callbacks
+        self._handle(TransactionEvent.ACKNOWLEDGED)
         return result
 
+    def lost_answer(self, error: psycopg2.Error) -> LostAnswer:
+        """Return the question what became of the transaction."""
+        assert self._cursor is not None
+        return LostAnswer(
+            self._description,
+            self.connection.backend,
+            self._cursor.xid,
+            error,
+            self.outcome,
+            self._callbacks_of,
+        )
+
+    def _handle(self, event: TransactionEvent) -> None:
+        self.callbacks = self._callbacks_of(self.outcome.handle(event))
+
+    def _callbacks_of(self, effects: Sequence[Effect]) -> list[Callable[[], object]]:
+        cursor = self._cursor
+        if cursor is None:
+            return []
+        lists = {
+            Effect.SETTLE: cursor.settled_callbacks,
+            Effect.CALL_AFTER: cursor.after_callbacks,
+            Effect.CALL_ON_EXCEPTION: cursor.exception_callbacks,
+        }
+        return [each for effect in effects for each in lists.get(effect, ())]
+
     def _roll_back(self) -> None:
-        info = self.connection.info
         try:
-            if info.transaction_status != TRANSACTION_STATUS_IDLE:
-                self.connection.cursor().execute("ROLLBACK")
+            self.connection.rollback()
         except psycopg2.Error:
-            self.broken = True
+            self.is_broken = True
         else:
-            self.broken = self.connection.closed != 0
+            self.is_broken = self.connection.closed != 0
 
 
 def _check_alive(description: str, cursor: Transaction) -> None:
@@ -456,6 +694,12 @@ def _call_all(description: str, callbacks: list[Callable[[], object]]) -> None:
                 "a callback of transaction {description} failed",
                 description=description,
             )
+
+
+def _cancel_call(result: T, call: IDelayedCall) -> T:
+    if call.active():
+        call.cancel()
+    return result
 
 
 def _cancel_after(result: Deferred[T], ended: Deferred[None]) -> None:

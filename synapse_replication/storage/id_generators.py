@@ -18,16 +18,15 @@ wait for the next one, which serves all of them. Only
 :meth:`~MultiWriterIdGenerator.get_next_mult_txn` fetch ids separately, in the caller's
 transaction.
 
-*No caller can block a position.* An id is finished as soon as its block is left, for
-whatever reason. If a caller abandons its request (by cancellation, or because its
+*Only proof settles an id.* The ids of a block are finished when it is left, once the
+transactions that it requested are known to have ended: if it failed, one of them may
+still run; and if the connection was lost during a COMMIT, the database is asked what
+became of it. If a caller abandons its request (by cancellation, or because its
 coroutine was closed or garbage-collected), the requested ids are finished. Finishing an
-id does not wait for the database, so it is possible where waiting is not allowed. In
-one case the ids may be finished later: if the coroutine is closed or collected *inside*
-its block, its transaction may still be running in a thread, and may still commit. If
-the database can report the end of transactions (a
-:class:`~synapse_replication.storage.database.Database` can, a host's own pool cannot),
-the ids are finished once all transactions requested so far have ended; otherwise, they
-are finished immediately.
+id does not wait for the database, so it is possible where waiting is not allowed: the
+ids of a coroutine that is closed or collected *inside* its block are finished later. A
+host's own pool cannot report the end of transactions; with it, ids are finished when
+their block is left.
 
 A block that is left without an exception waits until ``stream_positions`` has this
 instance's position, which covers the block's ids unless lower ids are unfinished. If
@@ -75,6 +74,7 @@ from synapse_replication.streams.writer_positions import WriterPositions
 if TYPE_CHECKING:
     from synapse_replication.handlers.interfaces import Clock
     from synapse_replication.storage.database import TransactionRunner
+    from synapse_replication.storage.lost_answers import LostAnswer
 
 T = TypeVar("T")
 
@@ -125,9 +125,11 @@ class MultiWriterIdGenerator:
         self.get_mark: Callable[[], tuple[int | None, ...]] = positions.get_mark
         self._is_writer = positions.is_writer
         #: A host's own pool cannot report the end of transactions.
-        self._settled: Callable[[], Deferred[None]] | None = getattr(
+        self._settled: Callable[..., Deferred[None]] | None = getattr(
             database, "settled", None
         )
+        #: Returns a mark before all transactions that are requested later.
+        self.mark: Callable[[], int] = getattr(database, "mark", int)
         self._reactor = reactor
         self._on_finished = on_finished
         self._sign = stream.sign
@@ -192,11 +194,14 @@ class MultiWriterIdGenerator:
             with self._positions as positions:
                 fetch = positions.begin_fetch()
             try:
-                ids = self._fetch_ids(txn, fetch, n, locks=True)
+                ids = self._fetch_ids(txn, fetch, n, in_use=True)
             finally:
                 are_new = self._end_fetch(fetch, ids)
-        txn.call_after(self._end_in_reactor, ids)
-        txn.call_on_exception(self._end_in_reactor, ids)
+        if hasattr(txn, "call_when_settled"):
+            txn.call_when_settled(self._end_in_reactor, ids)
+        else:
+            txn.call_after(self._end_in_reactor, ids)
+            txn.call_on_exception(self._end_in_reactor, ids)
         return [self._sign * id_ for id_ in ids]
 
     # -- positions ---------------------------------------------------------------------
@@ -283,6 +288,13 @@ class MultiWriterIdGenerator:
             found = positions.first_unfinished()
         return None if found is None else (self._sign * found[0], found[1])
 
+    def lost_answers(self) -> list[LostAnswer]:
+        """Return the transactions whose COMMIT was not answered, oldest first."""
+        find: Callable[[], list[LostAnswer]] = getattr(
+            self.database, "lost_answers", list
+        )
+        return find()
+
     async def get_max_allocated_token(self) -> int:
         """Return the sequence's last allocated id (distance from zero)."""
         return await self.database.transact(
@@ -303,7 +315,7 @@ class MultiWriterIdGenerator:
             )
 
     def _fetch_ids(
-        self, txn: Any, fetch: int, n: int, *, locks: bool = False
+        self, txn: Any, fetch: int, n: int, *, in_use: bool = False
     ) -> list[int]:
         def usable(ids: list[int]) -> list[int]:
             with self._positions as positions:
@@ -316,7 +328,7 @@ class MultiWriterIdGenerator:
             usable,
             self._positions.max_finished,
             self._admission,
-            locks=locks,
+            in_use=in_use,
         )
 
     def _end_fetch(self, fetch: int, ids: list[int]) -> bool:
@@ -418,16 +430,26 @@ class MultiWriterIdGenerator:
 
     # -- finishing ---------------------------------------------------------------------
 
-    def end_block(self, ids: list[int]) -> Deferred[None]:
-        """Finish a block's ids.
+    def end_block(self, ids: list[int], since: int, *, failed: bool) -> Deferred[None]:
+        """Finish a block's ids, once its transactions are known to have ended.
 
+        If the block failed, a transaction that it requested may still run. If it did
+        not, only transactions whose COMMIT was not answered count.
+
+        :param since: the mark before the block's first transaction.
         :return: fires when the position is persisted, or when persisting it has failed;
-            immediately if the stream has no declared writers.
+            immediately if the stream has no declared writers, or if the ids are not
+            finished yet.
         """
+        if self._settled is not None:
+            settled = self._settled(since, only_lost=not failed)
+            if not settled.called:
+                settled.addCallback(lambda _: self._end_in_reactor(ids))
+                return succeed(None)
         self._positions.finish(ids)
         return self._handle_finished()
 
-    def release_without_waiting(self, ids: list[int]) -> None:
+    def release_without_waiting(self, ids: list[int], since: int) -> None:
         """Finish a block's ids where waiting is not allowed. Thread-safe.
 
         If the database can report the end of transactions, the ids are finished once
@@ -437,11 +459,11 @@ class MultiWriterIdGenerator:
             self._positions.finish(ids)
             self._reactor.callFromThread(self._handle_finished)
         else:
-            self._reactor.callFromThread(self._end_when_settled, ids)
+            self._reactor.callFromThread(self._end_when_settled, ids, since)
 
-    def _end_when_settled(self, ids: list[int]) -> None:
+    def _end_when_settled(self, ids: list[int], since: int) -> None:
         assert self._settled is not None
-        self._settled().addCallback(lambda _: self._end_in_reactor(ids))
+        self._settled(since).addCallback(lambda _: self._end_in_reactor(ids))
 
     def _end_in_reactor(self, ids: list[int]) -> None:
         self._positions.finish(ids)
@@ -462,6 +484,7 @@ class _Block(AbstractAsyncContextManager[T], Generic[T]):
     _n: int
     _view: Callable[[list[int]], T]
     _ids: list[int] = attrs.field(factory=list, init=False)
+    _since: int = attrs.field(default=0, init=False)
 
     async def __aenter__(self) -> T:
         request = self._generator.request(self._n)
@@ -472,7 +495,7 @@ class _Block(AbstractAsyncContextManager[T], Generic[T]):
             raise
         ids = request.claim()
         assert ids is not None
-        self._ids = ids
+        self._ids, self._since = ids, self._generator.mark()
         sign = self._generator.stream.sign
         return self._view([sign * id_ for id_ in ids])
 
@@ -482,9 +505,11 @@ class _Block(AbstractAsyncContextManager[T], Generic[T]):
         if kind is not None and issubclass(kind, GeneratorExit):
             # A coroutine that is being closed must not await anything, and the garbage
             # collector may close it in any thread.
-            self._generator.release_without_waiting(self._ids)
+            self._generator.release_without_waiting(self._ids, self._since)
             return
-        persisted = self._generator.end_block(self._ids)
+        persisted = self._generator.end_block(
+            self._ids, self._since, failed=kind is not None
+        )
         if kind is None:
             await self._generator.waitable(persisted)
 

@@ -273,9 +273,13 @@ class PostgresStream:
             other means, or this instance is not a writer of the stream.
         :raises SequenceBehindError: if the sequence is far behind the ids that this
             process knows; nothing was written.
-        :raises psycopg2.Error: if the database rejected the rows, in which case nothing
-            was written, or if the result of the commit was lost. The token is not used
-            again.
+        :raises NameLostError: if another process has acquired the name of this one;
+            nothing was written.
+        :raises CommitUnknownError: if the connection was lost during the commit, and
+            it is not known yet whether the rows were written. If they were, they are
+            announced.
+        :raises psycopg2.Error: if the database rejected the rows; nothing was written.
+            The token is not used again.
         """
         text = self._encode_new(rows)
         async with self._ids.get_next() as id_:
@@ -332,3 +336,5 @@ class PostgresStream:
     def _insert_rows(self, txn: Transaction, id_: int, text: str) -> None:
         values = {"id": id_, "instance_name": self._instance_name, "rows": text}
         txn.execute(self._insert, values)
+        if hasattr(txn, "xid"):
+            ((txn.xid,),) = txn.fetchall()

@@ -7,10 +7,22 @@ SELECT nextval(%(sequence)s::regclass) FROM generate_series(1, %(count)s)
 
 -- name: admitted_ids
 -- Allocate ``count`` ids as next_ids does, and check the name of this process afterwards.
--- With ``locks``, nothing can acquire the name before the end of the transaction.
 SELECT unnest(synapse_replication_admit(
-    %(writer)s, %(term)s, array_agg(nextval(%(sequence)s::regclass)), %(locks)s
+    %(writer)s, %(term)s, array_agg(nextval(%(sequence)s::regclass))
 )) FROM generate_series(1, %(count)s)
+
+-- name: txn_ids
+-- Allocate ids as next_ids does, and return the number of the transaction with each.
+SELECT nextval(%(sequence)s::regclass), pg_current_xact_id()::text
+FROM generate_series(1, %(count)s)
+
+-- name: admitted_txn_ids
+-- Allocate ids as txn_ids does, and check the name of this process afterwards. Nothing
+-- can acquire the name before the end of the transaction.
+SELECT unnest(synapse_replication_admit(
+    %(writer)s, %(term)s, array_agg(nextval(%(sequence)s::regclass)), true
+)), pg_current_xact_id()::text
+FROM generate_series(1, %(count)s)
 
 -- name: skip_ids
 -- Allocate ``count`` ids from ``sequence`` without using them; return the last one.
@@ -229,6 +241,35 @@ SELECT pid, coalesce(usename, ''), coalesce(application_name, ''),
     extract(epoch FROM clock_timestamp() - xact_start)::float, query,
     true, pg_blocking_pids(pid)
 FROM pg_stat_activity WHERE pid = ANY(pg_blocking_pids(%(pid)s))
+
+-- name: backend
+-- The session, its start and the history of its server.
+SELECT pid, backend_start::text, CASE WHEN pg_is_in_recovery() THEN ''
+    ELSE left(pg_walfile_name(pg_current_wal_lsn()), 8) END
+FROM pg_stat_get_activity(pg_backend_pid())
+
+-- name: transaction_status
+-- Whether this server is a standby, whether it has the history of a session, the status
+-- of a transaction of that history, and the state of the session.
+SELECT pg_is_in_recovery(), is_same,
+    CASE WHEN is_same AND %(xid)s IS NOT NULL
+        THEN pg_xact_status(%(xid)s::text::xid8) END,
+    (
+        SELECT coalesce(state, 'hidden')
+        FROM pg_stat_get_activity(NULL)
+        WHERE pid = %(pid)s AND backend_start::text = %(started)s
+    )
+FROM (
+    SELECT CASE WHEN pg_is_in_recovery() THEN false
+        ELSE left(pg_walfile_name(pg_current_wal_lsn()), 8) = %(history)s
+    END AS is_same
+) AS server
+
+-- name: end_backend
+-- End a session that waits for its client within a transaction.
+SELECT pg_terminate_backend(pid) FROM pg_stat_get_activity(NULL)
+WHERE pid = %(pid)s AND backend_start::text = %(started)s
+    AND state LIKE 'idle in transaction%%'
 
 -- name: tables
 -- The columns of each existing table with whether they may be null, and the columns of

@@ -226,6 +226,8 @@ def declared_query(declaration: TableStream) -> RowQuery:
 def declared_insert(declaration: TableStream) -> str:
     """Return the statement that inserts rows of a declared stream.
 
+    It returns the number of the transaction.
+
     Its named parameters are ``id``, ``instance_name`` (only if the stream has a writer
     column) and ``rows`` (JSON text: an array of objects that map columns to values).
     """
@@ -237,9 +239,12 @@ def declared_insert(declaration: TableStream) -> str:
         values.append("%(instance_name)s")
     # PostgreSQL converts JSON to the columns' types, including arrays and timestamps.
     return f"""
-        INSERT INTO {table} ({", ".join(names)}, {columns})
-        SELECT {", ".join(values)}, {columns}
-        FROM jsonb_populate_recordset(NULL::{table}, %(rows)s::jsonb)
+        WITH inserted AS (
+            INSERT INTO {table} ({", ".join(names)}, {columns})
+            SELECT {", ".join(values)}, {columns}
+            FROM jsonb_populate_recordset(NULL::{table}, %(rows)s::jsonb)
+        )
+        SELECT pg_current_xact_id()::text
         """
 
 

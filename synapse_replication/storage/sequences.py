@@ -52,7 +52,7 @@ def fetch_ids(
     known: int,
     admission: Admission | None = None,
     *,
-    locks: bool = False,
+    in_use: bool = False,
 ) -> list[int]:
     """Allocate ids from a stream's sequence, in ascending order.
 
@@ -63,23 +63,27 @@ def fetch_ids(
     :param usable: returns those of the allocated ids that may be used.
     :param known: the greatest id that is known to be finished.
     :param admission: the name of this process; ``None`` if it has acquired none.
-    :param locks: whether the ids are used in this transaction: no other process can
-        acquire the name before its end.
+    :param in_use: whether the ids are used in this transaction. Then no other process
+        can acquire the name before its end, and the number of the transaction is
+        stored in the attribute ``xid`` of the cursor, if it has one.
     :raises psycopg2.Error: if another process has the name; see ``Admission.explain``.
     :raises SequenceBehindError: if too many ids are unusable, or the sequence is far
         behind ``known``.
     """
     ids: list[int] = []
     skipped = 0
-    statement = queries.SQL["next_ids"]
     parameters: dict[str, Any] = {"sequence": queries.identifier(stream.sequence)}
+    name = "txn_ids" if in_use else "next_ids"
     if admission is not None:
-        statement = queries.SQL["admitted_ids"]
-        parameters |= {**admission.parameters, "locks": locks}
+        name = "admitted_txn_ids" if in_use else "admitted_ids"
+        parameters |= admission.parameters
     while len(ids) < count:
         wanted = count - len(ids)
-        txn.execute(statement, {**parameters, "count": wanted})
-        allocated = [id_ for (id_,) in txn.fetchall()]
+        txn.execute(queries.SQL[name], {**parameters, "count": wanted})
+        rows = txn.fetchall()
+        allocated = [row[0] for row in rows]
+        if in_use and hasattr(txn, "xid"):
+            txn.xid = rows[0][1]
         ids += usable(allocated)
         skipped += wanted
         if len(ids) == count:

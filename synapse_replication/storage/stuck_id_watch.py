@@ -11,7 +11,8 @@ database asked which session holds it.
 No view of PostgreSQL maps an id to a session. A session that has written to a table of
 the stream in a transaction that is still open holds a lock on that table, which
 ``pg_locks`` shows to every role. If there is no such session, the oldest open
-transaction is named: for instance, it may still wait for a lock.
+transaction is named: for instance, it may still wait for a lock. If the answer to a
+COMMIT of this process was lost, that is the reason.
 """
 
 from __future__ import annotations
@@ -80,7 +81,12 @@ class StuckIdWatch:
             if known is None or (known.stuck.id, known.stuck.instance_name) != found:
                 known = _Unfinished(StuckId(name, *found, age=0.0), since=now)
             unfinished[name] = known
-            if now - known.since >= STUCK_AFTER and now - known.asked >= ASK_INTERVAL:
+            lost = generator.lost_answers()
+            if lost and found[1] == generator.instance_name:
+                known.stuck = replace(
+                    known.stuck, session=lost[0].describe(), hint=lost[0].hint()
+                )
+            elif now - known.since >= STUCK_AFTER and now - known.asked >= ASK_INTERVAL:
                 known.asked = now
                 Deferred.fromCoroutine(self._ask(known, generator))
         self._unfinished = unfinished

@@ -308,6 +308,7 @@ class FakeProcess:
 
     def __init__(self) -> None:
         self.started: Deferred[None] = Deferred()
+        self.lost: Deferred[None] = Deferred()
         self.hooks = self
         self.sizes: list[BacklogOptions] = []
         self.reloads: list[tuple[str, tuple[str, ...]]] = []

@@ -88,6 +88,9 @@ class SimulatedDatabase:
         self._streams = {table.table: table.name for table in tables}
         self.statements: dict[str, _Statement] = {
             queries.SQL["next_ids"]: self._next_ids,
+            queries.SQL["txn_ids"]: lambda cursor, params: [
+                (*row, "1") for row in self._next_ids(cursor, params)
+            ],
             queries.SQL["skip_ids"]: self._skip_ids,
             queries.SQL["positions"]: self._read_positions,
             queries.SQL["all_positions"]: lambda cursor, params: [

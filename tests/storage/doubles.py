@@ -72,6 +72,10 @@ class FakeCursor:
             self._rows = [
                 (self._database.nextval(),) for _ in range(parameters["count"])
             ]
+        elif sql == queries.SQL["txn_ids"]:
+            self._rows = [
+                (self._database.nextval(), "1") for _ in range(parameters["count"])
+            ]
         elif sql == queries.SQL["skip_ids"]:
             self._database.sequence += parameters["count"]
             self._rows = [(self._database.sequence,)]

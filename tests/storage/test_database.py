@@ -14,7 +14,11 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.interfaces import IReactorFromThreads
 from twisted.trial.unittest import TestCase
 
-from synapse_replication.errors import StorageError, TransactionRolledBackError
+from synapse_replication.errors import (
+    CommitUnknownError,
+    StorageError,
+    TransactionRolledBackError,
+)
 from synapse_replication.storage.database import MAX_ATTEMPTS, Database, Transaction
 from tests.storage.doubles import PostgresMixin
 
@@ -271,7 +275,7 @@ class DatabaseTests(PostgresMixin, TestCase):
             pid = txn.connection.info.backend_pid
             self.sql("SELECT pg_terminate_backend(%s, 5000)", pid)
 
-        with self.assertRaises(psycopg2.Error):
+        with self.assertRaises(CommitUnknownError):
             await self.database.transact("insert", insert)
         self.assertEqual((len(attempts), self.count()), (1, 2))
 

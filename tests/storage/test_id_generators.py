@@ -147,7 +147,7 @@ class SteppedTests(SteppedTestCase):
         """
         with self.ids._positions as positions:
             positions.end_fetch(positions.begin_fetch(), [8])
-            self.ids.release_without_waiting([8])
+            self.ids.release_without_waiting([8], 0)
             self.assertEqual(positions.announced, 7)
         self.assertEqual(self.ids.get_current_token(), 8)
 

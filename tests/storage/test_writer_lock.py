@@ -264,7 +264,7 @@ class AdmissionTests(_NameTestCase):
         statements: dict[str, Callable[[Transaction], object]] = {
             "next": lambda txn: fetch_ids(txn, FOOBAR, 2, list, 0, admission),
             "txn": lambda txn: fetch_ids(
-                txn, FOOBAR, 2, list, 0, admission, locks=True
+                txn, FOOBAR, 2, list, 0, admission, in_use=True
             ),
             "sequence": lambda txn: read_sequence(txn, "foobar_seq", admission),
             "position": lambda txn: txn.execute(

@@ -1,0 +1,136 @@
+"""Transactions whose COMMIT was not answered: asking the database what became of them.
+
+Theory of operation: each connection of the pool is identified by its *backend*: the
+process id and start of its session, and the history (timeline) of the server. If a
+connection breaks after COMMIT was sent, another one asks for the state of that session,
+and for the status that PostgreSQL stores for the transaction's number, until
+:class:`~synapse_replication.streams.writer.TransactionOutcome` is settled. Until then,
+the ids of the transaction stay unfinished.
+
+The number costs no round trip: the statements that allocate ids in a transaction, and
+those that insert rows of a stream, return it. If it is not known, the end of the
+session proves that the transaction has ended, but not how.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import attrs
+import psycopg2
+from twisted.logger import Logger
+
+from synapse_replication.storage import queries
+from synapse_replication.streams.writer import (
+    Evidence,
+    TransactionOutcome,
+    read_evidence,
+)
+from synapse_replication.streams.writer_table import Effect, TransactionEvent
+
+_log = Logger()
+
+#: The interval at which the database is asked, in s.
+ASK_INTERVAL = 0.5
+
+
+@attrs.frozen
+class Backend:
+    """The session of one connection.
+
+    :ivar pid: its process at the server.
+    :ivar started: when it started, as PostgreSQL writes it.
+    :ivar history: the timeline of the server; empty for a standby.
+    """
+
+    pid: int
+    started: str
+    history: str
+
+
+def identify(connection: Any) -> Backend:
+    """Return the backend of a new connection, with one round trip."""
+    with connection.cursor() as cursor:
+        cursor.execute(queries.SQL["backend"])
+        return Backend(*cursor.fetchone())
+
+
+@attrs.define(eq=False)
+class LostAnswer:
+    """One transaction whose COMMIT was not answered.
+
+    :ivar description: names the transaction in log lines.
+    :ivar backend: the session that executes it.
+    :ivar xid: its number; ``None`` if it is not known.
+    :ivar error: why the answer was lost.
+    :ivar outcome: what is known about the transaction.
+    :ivar callbacks: returns the callbacks of its function for the effects of an event.
+    :ivar since: when the answer was lost, by ``time.monotonic()``.
+    :ivar session: the state of its session when the database was last asked.
+    """
+
+    description: str
+    backend: Backend
+    xid: str | None
+    error: psycopg2.Error
+    outcome: TransactionOutcome
+    callbacks: Callable[[Sequence[Effect]], list[Callable[[], object]]]
+    since: float = attrs.field(factory=time.monotonic)
+    session: str = "not known yet"
+
+    def ask(self, txn: Any) -> TransactionEvent:
+        """Ask the database what became of the transaction.
+
+        :param txn: a cursor of another session, with autocommit.
+        """
+        backend = self.backend
+        txn.execute(
+            queries.SQL["transaction_status"],
+            {
+                "pid": backend.pid,
+                "started": backend.started,
+                "history": backend.history,
+                "xid": self.xid,
+            },
+        )
+        evidence = Evidence(*txn.fetchone())
+        self.session = evidence.session or "ended"
+        event = read_evidence(evidence)
+        if event is TransactionEvent.FOUND_IDLE:
+            txn.execute(
+                queries.SQL["end_backend"],
+                {"pid": backend.pid, "started": backend.started},
+            )
+        return event
+
+    def handle(self, event: TransactionEvent) -> Sequence[Effect]:
+        """Record what the database said.
+
+        :return: the effects; see ``callbacks``.
+        """
+        effects = self.outcome.handle(event)
+        if self.outcome.is_settled:
+            _log.warn(
+                "Transaction {description}, whose COMMIT was not answered: {finding}",
+                description=self.description,
+                finding=event.value,
+            )
+        return effects
+
+    def describe(self) -> str:
+        """Return a description in one line."""
+        return (
+            f"the answer to COMMIT of {self.description} was lost "
+            f"{time.monotonic() - self.since:.0f} s ago, and it is not known to have "
+            f"ended (session {self.backend.pid} is {self.session})"
+        )
+
+    def hint(self) -> str:
+        """Return what settles the transaction."""
+        return (
+            "It ends when PostgreSQL answers and has completed the commit. If that "
+            "waits for a synchronous standby, start it; or end the session with "
+            f"SELECT pg_terminate_backend({self.backend.pid})."
+        )
