@@ -2,33 +2,29 @@
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
-import duckdb
 import psycopg2
 import pyarrow as pa
 from click.testing import Result
 
+from synapse_replication.pipeline.audit.comparison import (
+    KEYS_SCHEMA,
+    LINES_SCHEMA,
+    Inputs,
+    TokenRange,
+    compare,
+)
+from synapse_replication.pipeline.audit.facts import AuditedStream
 from synapse_replication.pipeline.audit.findings import AuditFinding
-from synapse_replication.pipeline.audit.ids import (
-    NOTABLE_SCHEMA,
-    Source,
-    notable_ids,
-    pack,
-    packed,
-)
-from synapse_replication.pipeline.audit.job import (
-    LINE_COLUMNS,
-    TOKENS,
-    VIEWS,
-    run_check,
-)
-from synapse_replication.pipeline.scan import Scan
-from synapse_replication.pipeline.workspace import lines_schema, load
+from synapse_replication.pipeline.scan import table_frame
+from synapse_replication.pipeline.spark.session import own_session
 from synapse_replication.storage.schema import DELTAS
 from synapse_replication.streams.rows import encode_json
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS
@@ -38,15 +34,8 @@ from synapse_replication.wire.rdata import rdata_lines
 from tests.pipeline.shared_session import shared_session
 from tests.storage.synapse_extract import ON_THE_WIRE, ROWS, SCHEMA
 
-LINES_SCHEMA = lines_schema(LINE_COLUMNS)
-KEYS_SCHEMA = pa.schema(
-    [
-        ("stream", pa.string()),
-        ("instance_name", pa.string()),
-        ("stream_id", pa.int64()),
-        ("row_index", pa.int32()),
-    ]
-)
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 #: Stream, writer and id.
 Key = tuple[str, str, int]
@@ -54,102 +43,164 @@ Key = tuple[str, str, int]
 #: Kind, severity, stream, writer, first and last token, count.
 Found = tuple[str, str, str | None, str | None, int | None, int | None, int]
 
+#: The tables of each artificial stream.
+TABLES = ("events", "state")
 
-@attrs.frozen(kw_only=True)
+
+@attrs.frozen(kw_only=True, eq=False)
 class Deployment:
     """The input of an audit: rows, recorded lines, and the properties of streams.
 
     :ivar tables: the rows in tables.
     :ivar archive: the archived rows.
-    :ivar lines: the rows of the table ``wire``; see :func:`lines_of`.
+    :ivar lines: recorded lines; see :func:`lines_of`.
     :ivar nameless: the streams whose tables and archive do not record the writer.
     :ivar persisted: the streams that are stored in the database.
+    :ivar writers: the known writers of a stream.
+    :ivar purged: streams and the first and last token of a purged range.
     """
 
     tables: Sequence[Key] = ()
-    archive: Sequence[Key] = ()
+    archive: Sequence[Key | tuple[str, str, int, int]] = ()
     lines: Sequence[tuple[Any, ...]] = ()
     persisted: Collection[str] = ("events",)
     nameless: Collection[str] = ()
     idempotent: Collection[str] = ()
     in_memory: Collection[str] = ()
     allocated: Mapping[str, int] = attrs.field(factory=dict)
-    sole_writers: Mapping[str, str] = attrs.field(factory=dict)
+    writers: Mapping[str, Sequence[str]] = attrs.field(factory=dict)
+    purged: Sequence[TokenRange] = ()
 
-    def workspace(self) -> duckdb.DuckDBPyConnection:
-        """Return a database with the tables of the checks."""
-        database = duckdb.connect()
-        load_rows(database, "wire", LINES_SCHEMA, self.lines)
-        database.execute(TOKENS)
-        streams = {*self.persisted, *self.idempotent, *self.in_memory}
-        rows = [
-            (
-                stream,
-                stream in self.persisted,
-                stream in self.in_memory,
-                stream in self.idempotent,
-                ["events", "state"],
-                self.allocated.get(stream),
-                self.sole_writers.get(stream),
+    def named(self, prefix: str) -> Deployment:
+        """Return the deployment with a prefix to its streams and recordings."""
+
+        def renamed(rows: Iterable[Any]) -> list[Any]:
+            return [(prefix + stream, *row) for stream, *row in rows]
+
+        def names(streams: Iterable[str]) -> list[str]:
+            return [prefix + stream for stream in streams]
+
+        return Deployment(
+            tables=renamed(self.tables),
+            archive=renamed(self.archive),
+            lines=[
+                (
+                    *(prefix + line[0], *line[1:4]),
+                    None if line[4] is None else prefix + line[4],
+                    *line[5:],
+                )
+                for line in self.lines
+            ],
+            persisted=names(self.persisted),
+            nameless=names(self.nameless),
+            idempotent=names(self.idempotent),
+            in_memory=names(self.in_memory),
+            allocated=dict(renamed(self.allocated.items())),
+            writers=dict(renamed(self.writers.items())),
+            purged=renamed(self.purged),
+        )
+
+    def _streams(self) -> list[AuditedStream]:
+        return [
+            AuditedStream(
+                stream=stream,
+                persisted=stream in self.persisted,
+                in_memory=stream in self.in_memory,
+                idempotent=stream in self.idempotent,
+                tables=TABLES,
+                last_allocated=self.allocated.get(stream),
+                nameless=stream in self.nameless,
+                writers=frozenset(self.writers.get(stream, ())),
             )
-            for stream in sorted(streams)
+            for stream in sorted({*self.persisted, *self.idempotent, *self.in_memory})
         ]
-        for row in rows:
-            database.execute("INSERT INTO streams VALUES (?, ?, ?, ?, ?, ?, ?)", row)
-        load(database, "ids", NOTABLE_SCHEMA, self._ids())
-        database.execute(VIEWS)
-        return database
 
-    def _ids(self) -> Iterator[pa.RecordBatch]:
-        stored = [
-            self._packed(self.tables, Source.TABLES),
-            self._packed(self.archive, Source.ARCHIVE),
+    def audit(self) -> list[AuditFinding]:
+        """Return the findings."""
+        return audit_all([self])
+
+
+def audit_all(deployments: Iterable[Deployment]) -> list[AuditFinding]:
+    """Return the findings of several deployments, whose streams differ."""
+    given = list(deployments)
+    session = own_session(shared_session())
+
+    def frame(rows: Iterable[Sequence[Any]], schema: pa.Schema) -> DataFrame:
+        values = [dict(zip(schema.names, row, strict=False)) for row in rows]
+        return table_frame(session, pa.Table.from_pylist(values, schema))
+
+    archive = [(*row, 0)[:4] for each in given for row in each.archive]
+    ranges: dict[str, list[int]] = {}
+    for stream, _, id_, _ in archive:
+        ranges.setdefault(stream, []).append(id_)
+    return compare(
+        session,
+        Inputs(
+            streams=[stream for each in given for stream in each._streams()],
+            tables=frame((row for each in given for row in each.tables), KEYS_SCHEMA),
+            wire=frame((line for each in given for line in each.lines), LINES_SCHEMA),
+            archive=frame(archive, KEYS_SCHEMA),
+            archived_ranges=[(s, min(ids), max(ids)) for s, ids in ranges.items()],
+            purged=[purged for each in given for purged in each.purged],
+        ),
+    )
+
+
+class Cases:
+    """Deployments of a module's tests, which are audited together.
+
+    A query costs Spark a second, whatever the number of rows.
+    """
+
+    def __init__(self) -> None:
+        self._cases: list[Deployment] = []
+
+    def add(self, **given: Any) -> Case:
+        """Add a deployment."""
+        self._cases.append(Deployment(**given))
+        return Case(self, f"case{len(self._cases)}-")
+
+    @functools.cached_property
+    def findings(self) -> Mapping[str, Sequence[AuditFinding]]:
+        """The findings of each deployment, by its prefix."""
+        prefixes = [f"case{number}-" for number in range(1, len(self._cases) + 1)]
+        found: dict[str, list[AuditFinding]] = {prefix: [] for prefix in prefixes}
+        named = (
+            case.named(prefix)
+            for prefix, case in zip(prefixes, self._cases, strict=True)
+        )
+        for finding in audit_all(named):
+            text = finding.message + finding.evidence + (finding.stream or "")
+            (prefix,) = set(re.findall(r"case\d+-", text))
+            found[prefix].append(
+                attrs.evolve(
+                    finding,
+                    stream=finding.stream and finding.stream.removeprefix(prefix),
+                    message=finding.message.replace(prefix, ""),
+                    evidence=finding.evidence.replace(prefix, ""),
+                )
+            )
+        return found
+
+
+@attrs.frozen
+class Case:
+    """One deployment of a module's tests."""
+
+    _cases: Cases
+    _prefix: str
+
+    def findings(self, *kinds: str) -> list[AuditFinding]:
+        """Return its findings of some kinds; by default all."""
+        return [
+            finding
+            for finding in self._cases.findings[self._prefix]
+            if not kinds or finding.kind in kinds
         ]
-        sightings = keys_table(
-            (stream, writer, token)
-            for *_, command, stream, writer, token, _, _ in self.lines
-            if command == "RDATA" and token is not None
-        )
-        everywhere = dict.fromkeys(self.persisted, (0, 2**62))
-        return notable_ids(
-            stored,
-            pack(sightings.to_batches(), source=Source.WIRE),
-            shared_session,
-            self.persisted,
-            received=everywhere,
-            archived=everywhere,
-        )
-
-    def _packed(self, keys: Sequence[Key], source: Source) -> Scan:
-        table = keys_table(keys)
-        scan = Scan(KEYS_SCHEMA, [table], lambda rows: rows.to_batches(), len(keys))
-        return packed(scan, source, self.nameless)
-
-    def run(self, check: str) -> list[AuditFinding]:
-        """Run a check."""
-        with self.workspace() as database:
-            return list(run_check(database, check))
-
-
-def load_rows(
-    database: duckdb.DuckDBPyConnection,
-    table: str,
-    schema: pa.Schema,
-    rows: Iterable[Sequence[Any]],
-) -> None:
-    """Create a table of rows."""
-    values = [dict(zip(schema.names, row, strict=True)) for row in rows]
-    load(database, table, schema, pa.Table.from_pylist(values, schema).to_batches())
-
-
-def keys_table(keys: Iterable[Key]) -> pa.Table:
-    """Return one row for each key."""
-    rows = [dict(zip(KEYS_SCHEMA.names, (*key, 0), strict=True)) for key in keys]
-    return pa.Table.from_pylist(rows, KEYS_SCHEMA)
 
 
 def lines_of(lines: Iterable[str], recording: str = "r.jsonl") -> list[tuple[Any, ...]]:
-    """Return rows of the table ``wire``; line numbers and seconds start at 1."""
+    """Return rows with LINES_SCHEMA; line numbers and seconds start at 1."""
     found: list[tuple[Any, ...]] = []
     for number, line in enumerate(lines, 1):
         command, *rest = line.split(" ", 4)

@@ -217,6 +217,13 @@ class ArchivedFile:
     day: str
     token_range: tuple[int, int] | None
 
+    def may_contain(self, ids: Iterable[int]) -> bool:
+        """Return whether the file may have a row with one of some ids."""
+        if self.token_range is None:
+            return True
+        low, high = self.token_range
+        return any(low <= id_ <= high for id_ in ids)
+
     def rows_in(self, store: ArchiveStore, schema: pa.Schema) -> dataset.Dataset:
         """Return the rows of the file, which are not read yet.
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -48,6 +48,7 @@ from synapse_replication.pipeline.source.offsets import StreamOffset
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import DataType
 
 _MAX_ID: Final = 2**63 - 1
 
@@ -141,17 +142,69 @@ class Snapshot:
         return self._scan(self.files, _with_stream, schema, schema)
 
     def json_rows(
-        self, streams: Container[str], first: int = -_MAX_ID, last: int = _MAX_ID
+        self, streams: Container[str], ids: Mapping[str, Collection[int]] | None = None
     ) -> Scan:
-        """Return the rows of streams with tokens from ``first`` to ``last``.
+        """Return the rows of streams.
 
+        :param ids: the ids of the rows, by stream; ``None`` for all rows.
         :return: ARCHIVED_ROWS_SCHEMA.
         """
         convert = functools.partial(_to_json_rows, self.columns)
         files = [file for file in self.files if file.table_name in streams]
-        token = pc.field("stream_id")
-        within = (token >= pa.scalar(first)) & (token <= pa.scalar(last))
-        return self._scan(files, convert, ARCHIVED_ROWS_SCHEMA, condition=within)
+        if ids is not None:
+            files = [file for file in files if file.may_contain(ids[file.table_name])]
+        return self._scan(files, convert, ARCHIVED_ROWS_SCHEMA, ids=ids)
+
+    def rows_frame(self, session: SparkSession, *columns: str) -> DataFrame:
+        """Return the rows of :meth:`rows`; Spark's reader reads a local archive."""
+        scan = self.rows(*columns)
+        if not self.store.is_local or not self.files:
+            return scan.frame(session)
+        from pyspark.sql import functions as sf
+
+        frames = []
+        for stream, table in self.schemas.items():
+            if files := self.files_of(stream):
+                frame = self._parquet(session, files, table)
+                frames.append(
+                    frame.select(
+                        sf.lit(stream).alias("stream"),
+                        *(
+                            (sf.col(n) if n in table.names else sf.lit(None))
+                            .cast(_spark_type(scan.schema.field(n)))
+                            .alias(n)
+                            for n in columns
+                        ),
+                    )
+                )
+        return functools.reduce(lambda some, more: some.unionAll(more), frames)
+
+    def wire_frame(self, session: SparkSession) -> DataFrame:
+        """Return the recorded commands, with ARCHIVED_WIRE_SCHEMA."""
+        if not self.store.is_local or not self.wire_files:
+            return self.wire(*ARCHIVED_WIRE_SCHEMA.names).frame(session)
+        return self._parquet(session, self.wire_files, ARCHIVED_WIRE_SCHEMA)
+
+    def typed_frame(self, session: SparkSession, stream: str) -> DataFrame:
+        """Return the rows of a stream with the columns of its table."""
+        files = self.files_of(stream)
+        if not self.store.is_local or not files:
+            return self.typed_rows(stream).frame(session)
+        return self._parquet(session, files, self.schemas[stream])
+
+    def _parquet(
+        self, session: SparkSession, files: Sequence[ArchivedFile], schema: pa.Schema
+    ) -> DataFrame:
+        from pyspark.sql.pandas.types import from_arrow_schema
+
+        uri = files[0].table_uri
+        reader = session.read.schema(from_arrow_schema(schema))
+        paths = (f"file://{uri}/{file.path}" for file in files)
+        return (
+            reader.option("basePath", f"file://{uri}")
+            .parquet(*paths)
+            .select(*schema.names)
+        )
 
     def typed_rows(self, stream: str) -> Scan:
         """Return the rows of a stream with the columns of its table."""
@@ -169,13 +222,14 @@ class Snapshot:
         convert: _Convert | None,
         result: pa.Schema,
         schema: pa.Schema | None = None,
-        condition: pc.Expression | None = None,
+        ids: Mapping[str, Collection[int]] | None = None,
     ) -> Scan:
         """Return the rows of files.
 
         :param convert: ``None`` to leave the batches as they are.
         :param schema: the columns to read, which are null in files that lack them;
             ``None`` for all columns of the stream's table.
+        :param ids: the ids of the rows, by stream; ``None`` for all rows.
         """
         store, schemas = self.store, self.schemas
 
@@ -185,6 +239,9 @@ class Snapshot:
                 if file.table_name in schemas:
                     columns = _with_lists(columns, schemas[file.table_name])
                 dataset = file.rows_in(store, columns)
+                condition = None
+                if ids is not None:
+                    condition = pc.field("stream_id").isin(sorted(ids[file.table_name]))
                 # Small buffers suffice, because files are read one by one.
                 for batch in dataset.to_batches(filter=condition, batch_readahead=2):
                     yield convert(file, batch) if convert else batch
@@ -316,7 +373,7 @@ class ArchivedTables:
             ``written_ts``, ``day``, and ``more``.
         """
         keys = (n for n in ARCHIVED_ROWS_SCHEMA.names if n not in ("stream", "row"))
-        return self._snapshot.rows(*keys, *more).frame(self._session)
+        return self._snapshot.rows_frame(self._session, *keys, *more)
 
     def rows(self, *streams: str) -> DataFrame:
         """Return rows with ARCHIVED_ROWS_SCHEMA, with the content as JSON in ``row``.
@@ -337,27 +394,18 @@ def read_archive(
     :raises PipelineError: if the archive does not exist or cannot be read, or if the
         size of a file is wrong.
     """
-    from pyspark.sql.pandas.types import from_arrow_schema
-
     snapshot = open_snapshot(archive).intact()
-
-    def frame(files: Sequence[ArchivedFile], scan: Scan) -> DataFrame:
-        if not files or not snapshot.store.is_local:
-            return scan.frame(session)
-        uri = files[0].table_uri
-        schema = from_arrow_schema(scan.schema)
-        reader = session.read.schema(schema).option("basePath", f"file://{uri}")
-        paths = (f"file://{uri}/{file.path}" for file in files)
-        return reader.parquet(*paths).select(*schema.names)
-
     return ArchivedTables(
-        {
-            stream: frame(snapshot.files_of(stream), snapshot.typed_rows(stream))
-            for stream in snapshot.schemas
-        },
-        frame(snapshot.wire_files, snapshot.wire(*ARCHIVED_WIRE_SCHEMA.names)),
+        {stream: snapshot.typed_frame(session, stream) for stream in snapshot.schemas},
+        snapshot.wire_frame(session),
         snapshot.offsets,
         snapshot.purged,
         session,
         snapshot,
     )
+
+
+def _spark_type(field: pa.Field) -> DataType:
+    from pyspark.sql.pandas.types import from_arrow_type
+
+    return from_arrow_type(field.type)

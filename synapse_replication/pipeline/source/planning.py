@@ -18,7 +18,7 @@ import attrs
 from psycopg2.extensions import cursor
 
 from synapse_replication.errors import PipelineError
-from synapse_replication.pipeline.scan import Scan
+from synapse_replication.pipeline.scan import Scan, grouped
 from synapse_replication.pipeline.schemas import ROWS_SCHEMA, with_texts
 from synapse_replication.pipeline.settings import PipelineSettings
 from synapse_replication.pipeline.source import completeness, connections
@@ -47,6 +47,9 @@ IDS_PER_TASK = 250_000
 #: The maximum number of tasks, unless the option ``numPartitions`` is set. It is
 #: approximate, because dividing several parts may add one task for each of them.
 MAX_TASKS = 400
+
+#: The number of unused rows that are read rather than begin another query.
+_GAP = 100
 
 _START = StreamOffset()
 
@@ -255,6 +258,39 @@ def scan_rows(settings: PipelineSettings, *columns: str, **options: str) -> Scan
     read = partial(read_parts, plan.conninfo, schema=schema)
     ids = sum(part.size for part in plan.parts)
     return Scan(schema, plan.tasks, read, ids)
+
+
+def scan_ids(
+    settings: PipelineSettings,
+    ids: Mapping[str, Iterable[int]],
+    *columns: str,
+    **options: str,
+) -> Scan:
+    """Plan a read of the rows with some ids, and perhaps of rows next to them.
+
+    :param ids: the ids by stream. Other parameters are those of :func:`scan_rows`.
+    """
+    options |= {"streams": ",".join(ids), "numPartitions": "1"}
+    scan = scan_rows(settings, *columns, **options)
+    pieces = [
+        part.within(max(part.low, low - 1), min(part.high, high))
+        for task in scan.tasks
+        for part in task
+        for low, high in _runs(ids[part.stream.name])
+        if part.low < high and low <= part.high
+    ]
+    return attrs.evolve(scan, tasks=grouped(pieces))
+
+
+def _runs(ids: Iterable[int]) -> list[tuple[int, int]]:
+    """Return ranges that contain all ids, and no long gap."""
+    runs: list[tuple[int, int]] = []
+    for id_ in sorted(ids):
+        if runs and id_ - runs[-1][1] <= _GAP:
+            runs[-1] = runs[-1][0], id_
+        else:
+            runs.append((id_, id_))
+    return runs
 
 
 # -- parts and tasks ---------------------------------------------------------------

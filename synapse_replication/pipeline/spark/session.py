@@ -157,6 +157,16 @@ def _is_running() -> bool:
     return pyspark is not None and pyspark.SparkContext._gateway is not None
 
 
+def own_session(session: SparkSession) -> SparkSession:
+    """Return a session with settings and temporary views of its own.
+
+    It uses the same executors.
+    """
+    own = session.newSession()
+    own.conf.set(_SHUFFLE_PARTITIONS, session.conf.get(_SHUFFLE_PARTITIONS) or "")
+    return own
+
+
 class SparkJob:
     """The Spark of one job: Java starts in the background, the session when needed.
 

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import duckdb
+import pyarrow as pa
 from click.testing import CliRunner
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -24,8 +25,7 @@ from synapse_replication.pipeline.report.counts import (
     ReportData,
     collect_report,
 )
-from synapse_replication.pipeline.workspace import lines_schema, rows_of
-from tests.pipeline.audits import load_rows
+from synapse_replication.pipeline.workspace import lines_schema, load, rows_of
 
 UTC = datetime.timezone.utc
 BEGINNING = datetime.datetime(2026, 1, 31, tzinfo=UTC)
@@ -37,6 +37,17 @@ def at(seconds: float) -> datetime.datetime:
 
 #: Seconds, command, stream, writer, token, previous token and row of a line.
 Line = tuple[Any, ...]
+
+
+def load_rows(
+    database: duckdb.DuckDBPyConnection,
+    table: str,
+    schema: pa.Schema,
+    rows: Iterable[Sequence[Any]],
+) -> None:
+    """Create a table of rows."""
+    values = [dict(zip(schema.names, row, strict=True)) for row in rows]
+    load(database, table, schema, pa.Table.from_pylist(values, schema).to_batches())
 
 
 def make_workspace(
