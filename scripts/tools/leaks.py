@@ -34,11 +34,10 @@ from synapse_replication.http.agent import make_agent
 from synapse_replication.http.client import HttpCatchUpClient
 from synapse_replication.http.location import InstanceLocation
 from synapse_replication.http.resource import ReplicationResource
-from synapse_replication.redis import factory as redis_factory
+from synapse_replication.redis.factory import SynapseRedisFactory
 from synapse_replication.redis.link import RedisReplicationLink
 from synapse_replication.redis.options import RedisOptions, SentinelOptions
 from synapse_replication.storage.database import Database
-from synapse_replication.tcp import factory as tcp_factory
 from synapse_replication.tcp.factory import (
     DirectTcpReplicationClientFactory,
     ReplicationStreamProtocolFactory,
@@ -261,8 +260,8 @@ async def measure(reactor: Any, kind: str, cycles: int) -> tuple[Census, Census]
     :param kind: a name in :data:`KINDS`.
     """
     with (
-        mock.patch.object(redis_factory, "INITIAL_DELAY", 0.001),
-        mock.patch.object(tcp_factory, "INITIAL_DELAY", 0.001),
+        mock.patch.object(SynapseRedisFactory, "initialDelay", 0.001),
+        mock.patch.object(DirectTcpReplicationClientFactory, "initialDelay", 0.001),
     ):
         async with contextlib.AsyncExitStack() as stack:
             cycle = await KINDS[kind](reactor, stack)

@@ -36,7 +36,6 @@ from typing_extensions import override
 
 from synapse_replication.handlers.events import ConnectFailed, LinkDown, LinkUp
 from synapse_replication.handlers.observer import ReplicationObserver
-from synapse_replication.handlers.timer import Backoff
 from synapse_replication.redis.resp import MAX_REPLY_LENGTH, ReplyReader
 from synapse_replication.transport.buffers import ReadSize
 from synapse_replication.transport.error_text import (
@@ -45,6 +44,7 @@ from synapse_replication.transport.error_text import (
     explain,
     with_location,
 )
+from synapse_replication.transport.reconnecting import BackoffClientFactory
 from synapse_replication.transport.timeouts import Timeout, stop
 from synapse_replication.wire.close_reason import CloseReason
 
@@ -160,7 +160,7 @@ class RedisConnectionMixin:
 
     def connection_proved(self) -> None:
         """Reset the reconnection delay: the connection was used successfully."""
-        self.factory.resetDelay()
+        self.factory.resetDelay()  # type: ignore[no-untyped-call]
 
     def abort(self, why: str, reason: CloseReason = CloseReason.LOST) -> None:
         """Abort the connection for a reason, which the factory reports.
@@ -203,7 +203,7 @@ class RedisProtocol(RedisConnectionMixin, txredisapi.RedisProtocol):  # type: ig
         self.ping().addCallbacks(lambda _: self.connection_proved(), failed)
 
 
-class SynapseRedisFactory(txredisapi.RedisFactory):  # type: ignore[misc]
+class SynapseRedisFactory(BackoffClientFactory, txredisapi.RedisFactory):  # type: ignore[misc]
     """A txredisapi factory that detects half-open connections.
 
     It reconnects until it is stopped.
@@ -223,9 +223,9 @@ class SynapseRedisFactory(txredisapi.RedisFactory):  # type: ignore[misc]
         so that processes that were disconnected together do not reconnect together.
     """
 
-    #: Overrides Twisted's attribute. :meth:`retry` does not read it: the delays come
-    #: from ``_backoff``.
+    initialDelay = INITIAL_DELAY  # noqa: N815
     maxDelay = MAX_RECONNECT_DELAY  # noqa: N815
+    factor = GROWTH
     protocol = RedisProtocol
     replyTimeout: float  # noqa: N815 -- set by the base class
 
@@ -249,7 +249,7 @@ class SynapseRedisFactory(txredisapi.RedisFactory):  # type: ignore[misc]
         super().__init__(*args, **kwargs)
         self.replyTimeout = self.replyTimeout or REPLY_TIMEOUT
         # The base class declares ``clock``; this package reads ``reactor_clock``.
-        self.clock = clock
+        self.clock = clock  # type: ignore[assignment]
         self.reactor_clock = clock
         self.observer = observer or ReplicationObserver()
         self.name = name
@@ -258,7 +258,7 @@ class SynapseRedisFactory(txredisapi.RedisFactory):  # type: ignore[misc]
         self._why = ""
         #: Whether the last attempt to connect failed.
         self._failed = False
-        self._backoff = Backoff(INITIAL_DELAY, MAX_RECONNECT_DELAY, GROWTH, jitter)
+        self.backoff_jitter = jitter
         self._ping_interval = ping_interval
         self._pings = LoopingCall(self._ping_pool)
         self._pings.clock = clock
@@ -276,7 +276,7 @@ class SynapseRedisFactory(txredisapi.RedisFactory):  # type: ignore[misc]
     def stopTrying(self) -> None:
         self._stopped = True
         if self.connector is not None:
-            super().stopTrying()
+            super().stopTrying()  # type: ignore[no-untyped-call]
 
     def close(self, timeout: float) -> Deferred[None]:
         """Close all connections and do not reconnect.
@@ -369,25 +369,13 @@ class SynapseRedisFactory(txredisapi.RedisFactory):  # type: ignore[misc]
         if self.continueTrying:
             self.retry(connector)
 
-    def retry(self, connector: IConnector | None = None) -> None:
-        """Schedule the next attempt, with a bounded delay.
+    @override
+    def call_later(
+        self, delay: float, func: Callable[..., object], *args: object
+    ) -> Any:
+        return self.reactor_clock.callLater(delay, func, *args)
 
-        This method replaces Twisted's own, whose jitter may exceed the bound.
-
-        :param connector: the connector that failed; ``None`` for the newest connector.
-        """
-        connector = connector or self.connector
-        assert connector is not None, "no attempt to connect was ever started"
-        self.retries += 1
-        wait = self._backoff.delay(self.retries)
-
-        def connect() -> None:
-            self._callID = None
-            connector.connect()
-
-        # Twisted's stopTrying() cancels the call in this attribute.
-        self._callID = self.reactor_clock.callLater(  # type: ignore[assignment]
-            wait, connect
-        )
+    @override
+    def retry_scheduled(self, connector: IConnector, delay: float) -> None:
         why = with_location(destination(connector), self._why) if self._failed else ""
-        self.observer.observe(ConnectFailed(self.name, why, wait))
+        self.observer.observe(ConnectFailed(self.name, why, delay))

@@ -5,21 +5,26 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 import attrs
 from twisted.internet.defer import Deferred
+from twisted.internet.error import ConnectionDone, NotConnectingError
 from twisted.internet.interfaces import IAddress, IConnector, IStreamClientEndpoint
-from twisted.internet.protocol import ClientFactory, ServerFactory
+from twisted.internet.protocol import ServerFactory
 from twisted.python.failure import Failure
 from typing_extensions import override
+from zope.interface import implementer
 
 from synapse_replication.errors import RemoteProtocolError
 from synapse_replication.handlers import events
 from synapse_replication.handlers.extension.extension import ReplicationExtension
-from synapse_replication.handlers.interfaces import Clock, ConnectionHandler
+from synapse_replication.handlers.interfaces import (
+    Clock,
+    ConnectionHandler,
+    DelayedCall,
+)
 from synapse_replication.handlers.observer import ReplicationObserver
-from synapse_replication.handlers.timer import Backoff, Timer
 from synapse_replication.tcp.protocol import (
     BaseReplicationStreamProtocol,
     ClientReplicationStreamProtocol,
@@ -27,6 +32,7 @@ from synapse_replication.tcp.protocol import (
 )
 from synapse_replication.text import outgoing_label
 from synapse_replication.transport.error_text import destination, explain
+from synapse_replication.transport.reconnecting import BackoffClientFactory
 from synapse_replication.wire.close_reason import CloseReason
 from synapse_replication.wire.pending_lines import PendingLimit
 
@@ -142,9 +148,49 @@ class ReplicationStreamProtocolFactory(ServerFactory):
                 done.callback(None)
 
 
+@implementer(IConnector)
+class _EndpointConnector:
+    """A connector for an endpoint. Unlike the reactor's, it reports only failures."""
+
+    def __init__(
+        self,
+        factory: DirectTcpReplicationClientFactory,
+        endpoint: IStreamClientEndpoint,
+    ) -> None:
+        self._factory = factory
+        self._endpoint = endpoint
+        self._attempt: Deferred[Any] | None = None
+
+    def connect(self) -> None:
+        self._attempt = attempt = self._endpoint.connect(self._factory)
+        attempt.addCallbacks(self._connected, self._failed)
+
+    def stopConnecting(self) -> None:
+        if self._attempt is None:
+            raise NotConnectingError
+        self._attempt.cancel()
+
+    def disconnect(self) -> None:
+        if self._attempt is not None:
+            self._attempt.cancel()
+        elif self._factory.connection is not None:
+            self._factory.connection.close()
+
+    def getDestination(self) -> Any:
+        """Return ``None``: the address of an endpoint is not known."""
+        return None
+
+    def _connected(self, _: object) -> None:
+        self._attempt = None
+
+    def _failed(self, reason: Failure) -> None:
+        self._attempt = None
+        self._factory.clientConnectionFailed(self, reason)
+
+
 @attrs.define(eq=False, repr=False, slots=False)
-class DirectTcpReplicationClientFactory(ClientFactory):
-    """Client factory that reconnects until :meth:`stop`.
+class DirectTcpReplicationClientFactory(BackoffClientFactory):
+    """A ``ReconnectingClientFactory``, which reconnects until :meth:`stop`.
 
     Pass it to the reactor's ``connectTCP``, ``connectSSL`` or ``connectUNIX``, or
     call :meth:`connect` with any stream endpoint. A factory connects to one server, and
@@ -164,7 +210,9 @@ class DirectTcpReplicationClientFactory(ClientFactory):
     :param extension: handles the extension; ``None`` to disable it.
     """
 
-    noisy = False
+    initialDelay = INITIAL_DELAY  # noqa: N815
+    maxDelay = MAX_RECONNECT_DELAY  # noqa: N815
+    factor = GROWTH
     protocol = ClientReplicationStreamProtocol
 
     client_name: str
@@ -172,20 +220,17 @@ class DirectTcpReplicationClientFactory(ClientFactory):
     _clock: Clock
     _handler: ConnectionHandler
     _observer: ReplicationObserver
-    _jitter: Callable[[], float] = random.random
+    backoff_jitter: Callable[[], float] = attrs.field(
+        default=random.random, alias="jitter"
+    )
     _limit: PendingLimit | None = attrs.field(default=None, kw_only=True)
     _extension: ReplicationExtension | None = attrs.field(default=None, kw_only=True)
 
     def __attrs_post_init__(self) -> None:
         self.connection: BaseReplicationStreamProtocol | None = None
-        self._backoff = Backoff(
-            INITIAL_DELAY, MAX_RECONNECT_DELAY, GROWTH, self._jitter
-        )
-        self._failures = 0
         self._where = ""
-        self._start_attempt: Callable[[], object] = _do_nothing
-        self._cancel_attempt: Callable[[], object] = _do_nothing
-        self._retry = Timer(self._clock)
+        #: Why the last attempt failed; empty if its link was established.
+        self._why = ""
         self._stopped: Deferred[None] | None = None
 
     def connect(self, endpoint: IStreamClientEndpoint, where: str = "") -> None:
@@ -194,14 +239,8 @@ class DirectTcpReplicationClientFactory(ClientFactory):
         :param where: the endpoint's address for log lines, for instance ``HOST:PORT``.
         """
         self._where = where
-
-        def connect() -> None:
-            attempt = endpoint.connect(self)
-            self._cancel_attempt = attempt.cancel
-            attempt.addErrback(self._failed)
-
-        self._start_attempt = connect
-        connect()
+        self.connector = _EndpointConnector(self, endpoint)
+        self.connector.connect()
 
     def stop(self) -> Deferred[None]:
         """Close the connection gracefully and do not reconnect.
@@ -211,13 +250,10 @@ class DirectTcpReplicationClientFactory(ClientFactory):
         """
         if self._stopped is None:
             self._stopped = Deferred()
+            self.stopTrying()  # type: ignore[no-untyped-call]
             if self.connection is not None:
                 self.connection.close()
             else:
-                if self._retry.is_running:
-                    self._retry.stop()
-                else:
-                    self._cancel_attempt()
                 self._stopped.callback(None)
         return self._stopped
 
@@ -229,9 +265,8 @@ class DirectTcpReplicationClientFactory(ClientFactory):
 
     @override
     def startedConnecting(self, connector: IConnector) -> None:
+        self.connector = connector
         self._where = destination(connector)
-        self._start_attempt = connector.connect
-        self._cancel_attempt = connector.stopConnecting
 
     @override
     def buildProtocol(self, addr: IAddress | None) -> BaseReplicationStreamProtocol:
@@ -252,7 +287,21 @@ class DirectTcpReplicationClientFactory(ClientFactory):
 
     @override
     def clientConnectionFailed(self, connector: IConnector, reason: Failure) -> None:
-        self._failed(reason)
+        self._why = explain(reason.value)
+        super().clientConnectionFailed(connector, reason)  # type: ignore[no-untyped-call]
+
+    @override
+    def call_later(
+        self, delay: float, func: Callable[..., object], *args: object
+    ) -> DelayedCall:
+        return self._clock.call_later(delay, func, *args)
+
+    @override
+    def retry_scheduled(self, connector: IConnector, delay: float) -> None:
+        if self._why:
+            self._observer.observe(
+                events.ConnectFailed(self._label or self.client_name, self._why, delay)
+            )
 
     # -- inside ---------------------------------------------------------------------
 
@@ -260,30 +309,16 @@ class DirectTcpReplicationClientFactory(ClientFactory):
     def _label(self) -> str:
         return outgoing_label(self._where) if self._where else ""
 
-    def _failed(self, reason: Failure) -> None:
-        if self._stopped is None:
-            self._schedule_retry(explain(reason.value))
-
     def _closed(self, protocol: BaseReplicationStreamProtocol) -> None:
         self.connection = None
+        if not protocol.is_established:
+            self._why = f"the link was not established: {protocol.close_text}"
+        else:
+            self._why = ""
+            if protocol.close_reason not in _PROTOCOL_FAILURES:
+                self.retries = 0
         if self._stopped is not None:
             self._stopped.callback(None)
-        elif protocol.is_established:
-            if protocol.close_reason not in _PROTOCOL_FAILURES:
-                self._failures = 0
-            self._schedule_retry(None)
-        else:
-            self._schedule_retry(f"the link was not established: {protocol.close_text}")
-
-    def _schedule_retry(self, reason: str | None) -> None:
-        self._failures += 1
-        delay = self._backoff.delay(self._failures)
-        if reason is not None:
-            self._observer.observe(
-                events.ConnectFailed(self._label or self.client_name, reason, delay)
-            )
-        self._retry.start(delay, self._start_attempt)
-
-
-def _do_nothing() -> None:
-    """Do nothing, until the first attempt replaces this callback."""
+        elif isinstance(self.connector, _EndpointConnector):
+            # An endpoint, unlike the reactor's connectors, does not report the loss.
+            self.clientConnectionLost(self.connector, Failure(ConnectionDone()))  # type: ignore[no-untyped-call]

@@ -287,6 +287,7 @@ class ReactorTests(ClientTestCase):
             protocol.dataReceived(b"SERVER repl.test\n")
             self.assertEqual(self.handler.calls, ["new"])
             drop(protocol)
+            self.factory.clientConnectionLost(connector, Failure(ConnectionDone()))
             self.clock.advance(0.6)
             self.assertEqual(attempts, 1)
             self.factory.clientConnectionFailed(
