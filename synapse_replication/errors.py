@@ -42,6 +42,7 @@ subclasses of :class:`ReplicationError` for their own callers.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from typing import Final
@@ -243,6 +244,16 @@ class RowsLostError(CatchUpError):
         self.lost_upto = lost_upto
 
 
+def _error_text(body: str) -> str:
+    """Return the text of an error in Matrix's JSON, or else the whole body."""
+    try:
+        answer = json.loads(body)
+    except (ValueError, RecursionError):
+        return body
+    text = answer.get("error") if isinstance(answer, dict) else None
+    return text if isinstance(text, str) and text else body
+
+
 class HttpCatchUpError(CatchUpError):
     """A request for rows or a status was not sent, or had no valid response.
 
@@ -270,7 +281,8 @@ class HttpCatchUpError(CatchUpError):
         else:
             what = "did not answer" if was_sent else "was not sent"
         super().__init__(
-            f"{method} {url} {what}: {excerpt(body)}" + (f"; {hint}" if hint else "")
+            f"{method} {url} {what}: {excerpt(_error_text(body))}"
+            + (f"; {hint}" if hint else "")
         )
         self.method = method
         self.url = url

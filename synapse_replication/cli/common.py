@@ -6,6 +6,7 @@ as an argument.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
@@ -80,6 +81,30 @@ def exit_with_problems(error: ConfigError) -> NoReturn:
             f"    -> {problem.hint}",
         ]
     fail("\n".join(lines))
+
+
+def prepare_output() -> None:
+    """Make the standard streams fit for any text, and for being closed.
+
+    Characters that the encoding of a terminal lacks are escaped. A closed standard
+    output, for instance of a command that ends with ``>&-``, swallows what is written.
+    """
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            # It lives as long as the process.
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+        elif hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def fail_to_write(error: OSError) -> NoReturn:
+    """Print that the output could not be written, unless its reader is gone; exit."""
+    # Python flushes standard output at exit. Redirect it, so that this does not fail.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if isinstance(error, BrokenPipeError):
+        sys.exit(1)
+    fail(f"synapse-replication: cannot write: {error.strerror}", 1)
 
 
 def fail(text: str, status: int = EXIT_USAGE) -> NoReturn:

@@ -347,6 +347,7 @@ def follow_command(
 
 def main() -> NoReturn:
     """Run the command line, and exit with its status."""
+    common.prepare_output()
     try:
         cli(standalone_mode=True)
     except (ReplicationError, OSError) as error:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
@@ -19,7 +20,6 @@ import click
 import msgspec
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 from twisted.application.service import Service
 from twisted.internet.defer import Deferred
@@ -28,13 +28,13 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 from typing_extensions import override
 
+from synapse_replication.app.instances import InstanceState, ask_instances
 from synapse_replication.app.status_page import PageVerdict, duration, judge
 from synapse_replication.cli import common
-from synapse_replication.errors import ReplicationError
 from synapse_replication.http.agent import make_agent
 from synapse_replication.http.client import HttpCatchUpClient
 from synapse_replication.instrumentation.status import model
-from synapse_replication.text import printable
+from synapse_replication.text import counted, printable
 
 #: The interval of requests with ``--watch``, in s.
 REFRESH_INTERVAL = 2.0
@@ -49,6 +49,7 @@ class DeploymentStatus:
 
     :ivar processes: the statuses that were received, by instance name.
     :ivar unreachable: why a process returned no valid status, by instance name.
+    :ivar stock: the stock instances that run.
     :ivar not_in_instance_map: instances that send heartbeats but are not in
         ``instance_map``, so that their status was not requested.
     """
@@ -56,10 +57,11 @@ class DeploymentStatus:
     processes: Mapping[str, model.ProcessStatus]
     unreachable: Mapping[str, str]
     not_in_instance_map: tuple[str, ...] = ()
+    stock: tuple[str, ...] = ()
 
     @property
     def is_well(self) -> bool:
-        """Whether each process returned a valid status, and none shows a problem.
+        """Whether each process runs, and no status shows a problem.
 
         The problems that a status can show are a stalled writer, a name that two
         processes use, a stuck id, damaged rows of a sink, and the lack of any link for
@@ -85,6 +87,7 @@ class StatusService(Service):
     :ivar started: fires when the service is started, before any response.
     :ivar is_well: whether the last status of the deployment shows no problem; false
         before the first status, and after a status that could not be shown.
+    :ivar output_error: why the output could not be written, if so.
     """
 
     log = Logger()
@@ -99,6 +102,7 @@ class StatusService(Service):
     _call: LoopingCall = attrs.field(init=False)
     started: Deferred[None] = attrs.field(factory=Deferred, init=False)
     is_well: bool = attrs.field(default=False, init=False)
+    output_error: OSError | None = attrs.field(default=None, init=False)
 
     def __attrs_post_init__(self) -> None:
         self._call = LoopingCall(self._fetch_all)
@@ -123,6 +127,9 @@ class StatusService(Service):
 
     def _failed(self, failure: Failure) -> None:
         self.is_well = False
+        if isinstance(failure.value, OSError):
+            self.output_error = failure.value
+            return
         self.log.failure("Cannot show the status of the deployment", failure)
 
     def _end(self, result: object) -> None:
@@ -130,16 +137,14 @@ class StatusService(Service):
             self._at_end()
 
     async def _fetch_all(self) -> None:
-        requests = {
-            name: Deferred.fromCoroutine(self._fetch(name)) for name in self._names
+        reports = await ask_instances(self._fetch, self._names)
+        processes = {
+            each.name: each.status
+            for each in reports
+            if each.status is not None and each.is_alive
         }
-        processes: dict[str, model.ProcessStatus] = {}
-        unreachable: dict[str, str] = {}
-        for name, request in requests.items():
-            try:
-                processes[name] = model.decode_status(await request)
-            except ReplicationError as error:
-                unreachable[name] = str(error)
+        unreachable = {each.name: each.detail for each in reports if not each.is_alive}
+        stock = [each.name for each in reports if each.state is InstanceState.STOCK]
         alive = {
             peer.instance_name
             for status in processes.values()
@@ -147,7 +152,9 @@ class StatusService(Service):
             if not peer.is_gone
         }
         not_in_instance_map = tuple(sorted(alive.difference(self._names)))
-        deployment = DeploymentStatus(processes, unreachable, not_in_instance_map)
+        deployment = DeploymentStatus(
+            processes, unreachable, not_in_instance_map, tuple(stock)
+        )
         self.is_well = deployment.is_well
         self._show(deployment)
 
@@ -156,10 +163,10 @@ def _text(text: str, style: str = "") -> Text:
     return Text(printable(text), style)
 
 
-def render(deployment: DeploymentStatus) -> RenderableType:
-    """Return the status for a terminal: each process, worst first; then all writers.
+def render(deployment: DeploymentStatus, *, everything: bool = False) -> RenderableType:
+    """Return the status for a terminal: instances, worst first; writers; a summary.
 
-    Processes that returned no valid status precede all others.
+    :param everything: whether to list also the writers without a problem.
     """
     parts: list[RenderableType] = []
     for name, why in sorted(deployment.unreachable.items()):
@@ -168,11 +175,39 @@ def render(deployment: DeploymentStatus) -> RenderableType:
     tones = list(_STYLES)
     for name in sorted(verdicts, key=lambda n: (tones.index(verdicts[n].tone), n)):
         parts += _render_process(name, deployment.processes[name], verdicts[name])
+    parts += [_text(f"{name}: stock, running") for name in sorted(deployment.stock)]
     if deployment.not_in_instance_map:
         names = ", ".join(deployment.not_in_instance_map)
         parts.append(_text(f"Not in instance_map, but alive: {names}"))
-    parts.append(_writers(deployment))
+    parts += _writers(deployment, everything=everything)
+    parts.append(_summary(deployment, verdicts))
     return Group(*parts)
+
+
+def _summary(deployment: DeploymentStatus, verdicts: Mapping[str, PageVerdict]) -> Text:
+    """Return the line that counts instances and writers by their state."""
+    tones = Counter(verdict.tone for verdict in verdicts.values())
+    counts = {
+        "not answering": len(deployment.unreachable),
+        "with a problem": tones["bad"],
+        "catching up or waiting": tones["busy"],
+        "well": tones["good"],
+        "stock": len(deployment.stock),
+    }
+    instances = counted(sum(counts.values()), "instance")
+    told = ", ".join(f"{number} {what}" for what, number in counts.items() if number)
+    conditions = Counter(
+        writer.condition
+        for status in deployment.processes.values()
+        for writer in status.writers
+    )
+    states = ", ".join(
+        f"{conditions[each]} {each.value}"
+        for each in model.WORST_FIRST
+        if conditions[each]
+    )
+    text = f"{instances}: {told}" + (f"; writers: {states}" if states else "")
+    return _text(text, "green" if deployment.is_well else "bold red")
 
 
 def _render_process(
@@ -200,14 +235,29 @@ def _render_process(
     return parts
 
 
-def _writers(deployment: DeploymentStatus) -> Table:
-    table = Table("Process", "Stream", "Writer", "State", box=None, pad_edge=False)
-    for title in ("Position", "Behind, ids", "Behind, time"):
-        table.add_column(title, justify="right")
+#: The conditions of writers that need no attention.
+_HEALTHY = (model.Condition.LIVE, model.Condition.WRITTEN_HERE)
+_TITLES = (
+    "Process",
+    "Stream",
+    "Writer",
+    "State",
+    "Position",
+    "Behind, ids",
+    "Behind, time",
+)
+
+
+def _writers(deployment: DeploymentStatus, *, everything: bool) -> list[Text]:
+    """Return a line for each writer, in columns as wide as their longest entry.
+
+    A terminal that is too narrow wraps the lines: names are never cut.
+    """
     rows = [
         (writer, name)
         for name, status in deployment.processes.items()
         for writer in status.writers
+        if everything or writer.condition not in _HEALTHY
     ]
     rows.sort(
         key=lambda row: (
@@ -217,21 +267,38 @@ def _writers(deployment: DeploymentStatus) -> Table:
             row[0].instance_name,
         )
     )
-    for writer, name in rows:
-        state = writer.condition.value
-        if writer.started_from is not None:
-            state += f", {model.describe_progress(writer)}"
-        style = "red" if writer.condition is model.Condition.STALLED else ""
-        table.add_row(
-            _text(name),
-            _text(writer.stream_name),
-            _text(writer.instance_name),
-            _text(state, style),
-            "?" if writer.position is None else f"{writer.position:,}",
-            model.describe_lag(writer),
-            duration(writer.lag_seconds) if writer.lag else "",
+    cells = [_TITLES, *(_cells(writer, name) for writer, name in rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    styles = ["bold"] + [
+        "red" if writer.condition is model.Condition.STALLED else ""
+        for writer, _ in rows
+    ]
+    lines = [
+        _text(
+            "  ".join(
+                cell.ljust(width) if index < 4 else cell.rjust(width)
+                for index, (cell, width) in enumerate(zip(row, widths, strict=True))
+            ).rstrip(),
+            style,
         )
-    return table
+        for row, style in zip(cells, styles, strict=True)
+    ]
+    return lines if rows else []
+
+
+def _cells(writer: model.WriterStatus, name: str) -> tuple[str, ...]:
+    state = writer.condition.value
+    if writer.started_from is not None:
+        state += f", {model.describe_progress(writer)}"
+    return (
+        printable(name),
+        printable(writer.stream_name),
+        printable(writer.instance_name),
+        state,
+        "?" if writer.position is None else f"{writer.position:,}",
+        model.describe_lag(writer),
+        duration(writer.lag_seconds) if writer.lag else "",
+    )
 
 
 @common.command(
@@ -239,11 +306,12 @@ def _writers(deployment: DeploymentStatus) -> Table:
 )
 @common.config_option
 @click.option("--watch", is_flag=True, help="Update the display until Ctrl-C.")
+@click.option("--all", "everything", is_flag=True, help="List also what is well.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object per update.")
 def status_command(
-    config_paths: tuple[str, ...], watch: bool, as_json: bool
+    config_paths: tuple[str, ...], watch: bool, everything: bool, as_json: bool
 ) -> NoReturn:
-    """Print the status of a deployment. Exit status 1 if there is a problem."""
+    """Print what is wrong in a deployment. Exit status 1 if there is a problem."""
     from synapse_replication.app.service_runner import run_service, start_logging
 
     config = common.load_or_exit(config_paths, "follow")
@@ -265,9 +333,11 @@ def status_command(
         if as_json:
             click.echo(msgspec.json.encode(deployment).decode())
         elif on_screen:
-            live.update(render(deployment), refresh=True)
+            live.update(render(deployment, everything=everything), refresh=True)
         else:
-            console.print(render(deployment))
+            shown = render(deployment, everything=everything)
+            console.print(shown, soft_wrap=True)
+            sys.stdout.flush()
 
     service = StatusService(
         reactor,
@@ -280,4 +350,6 @@ def status_command(
     )
     with live if on_screen else contextlib.nullcontext():
         status = run_service(reactor, lambda: service)
+    if service.output_error is not None:
+        common.fail_to_write(service.output_error)
     sys.exit(status or int(not service.is_well))

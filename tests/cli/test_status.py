@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -41,9 +42,9 @@ from tests.support.known_readers import KnownReaders
 ROOT = Path(__file__).parents[2]
 
 
-def make_status(clock: Clock) -> tuple[StatusObserver, KnownReaders]:
+def make_status(clock: Clock, name: str = "me") -> tuple[StatusObserver, KnownReaders]:
     observer = StatusObserver(
-        "x.test", "me", [("events", "w1")], monotonic=clock.seconds
+        "x.test", name, [("events", "w1")], monotonic=clock.seconds
     )
     known = KnownReaders(observer)
     known.link_up()
@@ -51,9 +52,12 @@ def make_status(clock: Clock) -> tuple[StatusObserver, KnownReaders]:
     return observer, known
 
 
-def draw(deployment: DeploymentStatus) -> str:
+def draw(
+    deployment: DeploymentStatus, *, everything: bool = False, width: int = 200
+) -> str:
     out = io.StringIO()
-    Console(file=out, width=200).print(render(deployment))
+    shown = render(deployment, everything=everything)
+    Console(file=out, width=width).print(shown, soft_wrap=True)
     return out.getvalue()
 
 
@@ -67,9 +71,36 @@ class RenderTests(SynchronousTestCase):
 
     def test_healthy(self) -> None:
         """A healthy instance has a summary line, and a row for each writer."""
-        text = self.draw()
+        deployment = DeploymentStatus({"me": self.status.snapshot()}, {})
+        text = draw(deployment, everything=True)
         self.assertIn("me: All rows arrive\n", text)
         self.assertRegex(text, r"me +events +w1 +live +1,000 +0")
+
+    def test_what_is_wrong(self) -> None:
+        """By default, writers that need no attention are only counted."""
+        text = self.draw()
+        self.assertNotIn("Stream", text)
+        self.assertEqual(
+            text, "me: All rows arrive\n1 instance: 1 well; writers: 1 live\n"
+        )
+
+    def test_stock(self) -> None:
+        """A stock instance that runs is no problem."""
+        deployment = DeploymentStatus({}, {"w1": "refused"}, (), ("master", "w2"))
+        self.assertEqual(
+            draw(deployment),
+            "w1: no valid status: refused\nmaster: stock, running\n"
+            "w2: stock, running\n3 instances: 1 not answering, 2 stock\n",
+        )
+        self.assertTrue(DeploymentStatus({}, {}, (), ("master",)).is_well)
+
+    def test_names_are_not_cut(self) -> None:
+        """At 80 columns, long names are wrapped, but not cut."""
+        name = "matrix-synapse-worker-stream-writer-0-typing"
+        self.status.position_changed("un_partial_stated_event", name, 5)
+        deployment = DeploymentStatus({name: self.status.snapshot()}, {})
+        text = draw(deployment, everything=True, width=80)
+        self.assertIn(f"{name}  un_partial_stated_event  {name}  ", text)
 
     def test_stalled(self) -> None:
         """A stalled stream is shown with the duration, the reason and a hint."""
@@ -143,7 +174,8 @@ class RenderTests(SynchronousTestCase):
             for line in text.splitlines()
             if line and not line.startswith(" ") and ":" in line
         ]
-        self.assertEqual(heads, ["w9", "c_stalled", "b_busy", "a_well"])
+        self.assertEqual(heads[:-1], ["w9", "c_stalled", "b_busy", "a_well"])
+        self.assertIn("4 instances: 1 not answering, 1 with a problem", text)
 
     def test_terminals_are_not_steered(self) -> None:
         """Control characters in names are escaped."""
@@ -195,6 +227,10 @@ class StatusServiceTests(SynchronousTestCase):
         self.status, self.known = make_status(self.clock)
 
     async def ask(self, name: str) -> bytes:
+        if name == "stock":
+            raise HttpCatchUpError(
+                "GET", "http://s/", 404, '{"errcode":"M_UNRECOGNIZED","error":"x"}'
+            )
         if name == "w9":
             raise HttpCatchUpError("GET", "http://w9/", None, "refused")
         return encode_status(self.status.snapshot())
@@ -234,6 +270,21 @@ class StatusServiceTests(SynchronousTestCase):
         self.assertEqual(list(shown.processes), ["me"])
         self.assertIn("refused", shown.unreachable["w9"])
         self.assertEqual(shown.not_in_instance_map, ("w2",))
+        self.assertFalse(service.is_well)
+
+    def test_stock(self) -> None:
+        """The answer of a stock instance to an unknown path shows that it runs."""
+        service = self.make("stock", "me")
+        service.startService()
+        self.assertEqual(self.shown[0].stock, ("stock",))
+        self.assertTrue(service.is_well)
+
+    def test_misdirected(self) -> None:
+        """An answer of another instance is a problem."""
+        service = self.make("w1")
+        service.startService()
+        self.assertIn("me answered at its address", self.shown[0].unreachable["w1"])
+        self.assertEqual(self.shown[0].processes, {})
         self.assertFalse(service.is_well)
 
     def test_watch(self) -> None:
@@ -282,10 +333,10 @@ class CommandTests(TestCase):
         reactor: Any = running
 
         self.clock = Clock()
-        self.status, self.known = make_status(self.clock)
+        self.status, self.known = make_status(self.clock, "master")
         replication = ReplicationResource(
             Directory(),
-            "me",
+            "master",
             "hush",
             FailureObserver(),
             status=lambda: encode_status(self.status.snapshot()),
@@ -295,20 +346,40 @@ class CommandTests(TestCase):
         )
         self.addCleanup(self.port.stopListening)
 
-    async def run_status(
-        self, *more: str, secret: str = "hush"
-    ) -> tuple[str, str, int]:
+    def arguments(self, secret: str = "hush") -> list[str]:
         path = Path(self.mktemp())
         path.write_text(
             f"server_name: x.test\nredis: {{enabled: true, host: h}}\n"
             f"worker_replication_secret: {secret}\ninstance_map:\n"
             f"  main: {{host: 127.0.0.1, port: {self.port.getHost().port}}}\n"
         )
-        arguments = ["-m", "synapse_replication", "status", "-c", str(path), *more]
+        return ["-m", "synapse_replication", "status", "-c", str(path)]
+
+    async def run_status(
+        self, *more: str, secret: str = "hush"
+    ) -> tuple[str, str, int]:
         out, err, code = await getProcessOutputAndValue(
-            sys.executable, arguments, {**os.environ, "PYTHONPATH": str(ROOT)}
+            sys.executable,
+            [*self.arguments(secret), *more],
+            {**os.environ, "PYTHONPATH": str(ROOT)},
         )
         return out.decode(), err.decode(), code
+
+    async def run_in_shell(self, how: str) -> str:
+        """Return what the command prints to both streams, one of them redirected."""
+        command = shlex.join([sys.executable, *self.arguments(), "--all"])
+        out, err, _ = await getProcessOutputAndValue(
+            "/bin/sh",
+            ["-c", f"{command} {how}"],
+            {
+                **os.environ,
+                "PYTHONPATH": str(ROOT),
+                "PYTHONIOENCODING": "latin-1",
+                "PYTHONUTF8": "0",
+            },
+        )
+        text: str = (out + err).decode("latin-1")
+        return text
 
     async def test_healthy_and_stalled(self) -> None:
         """
@@ -322,6 +393,19 @@ class CommandTests(TestCase):
         out, err, code = await self.run_status("--json")
         self.assertEqual((code, err), (1, ""))
         self.assertIn('"reason":"no_progress"', out)
+
+    async def test_output(self) -> None:
+        """The output may be closed, full or a terminal without Unicode."""
+        name = "w\u00e9\u4e2d"
+        self.status.position_changed("events", name, 5)
+        for how, expected in (
+            (">&-", ""),
+            (">/dev/full", "synapse-replication: cannot write: No space left"),
+            ("| cat", "w\u00e9\\u4e2d"),
+        ):
+            out = await self.run_in_shell(how)
+            self.assertNotIn("Traceback", out)
+            self.assertIn(expected, out, f"{how}: {out}")
 
     async def test_wrong_secret(self) -> None:
         """With a wrong secret, no status is shown, and the error says what to do."""
