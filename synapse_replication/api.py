@@ -23,6 +23,7 @@ from synapse_replication.errors import (
     CatchUpError as CatchUpError,
     ConfigError as ConfigError,
     ConfigProblem as ConfigProblem,
+    DatabaseBehindError as DatabaseBehindError,
     HttpCatchUpError as HttpCatchUpError,
     ImplausiblePositionError as ImplausiblePositionError,
     LineTooLongError as LineTooLongError,

@@ -17,6 +17,7 @@
     +-- StreamConfigurationError      a stream is declared or used wrongly
     +-- ConfigError                   the configuration is invalid; lists all problems
     +-- CatchUpError                  rows could not be fetched; a retry may help
+    |   +-- DatabaseBehindError       the database is a standby that lacks them
     |   +-- RowsLostError
     |   +-- HttpCatchUpError
     +-- StorageError
@@ -230,6 +231,13 @@ class ConfigError(ReplicationError):
 
 class CatchUpError(ReplicationError):
     """Rows could not be fetched from their source. A retry may help."""
+
+
+class DatabaseBehindError(CatchUpError):
+    """The database is a standby that has not replayed the requested rows yet.
+
+    A retry succeeds when it has.
+    """
 
 
 class RowsLostError(CatchUpError):

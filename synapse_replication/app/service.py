@@ -64,7 +64,8 @@ from synapse_replication.instrumentation.status.observer import StatusObserver
 from synapse_replication.redis.external_cache import ExternalCache
 from synapse_replication.redis.link import RedisReplicationLink
 from synapse_replication.redis.options import RedisOptions
-from synapse_replication.storage.database import Database
+from synapse_replication.storage.database import Database, until_available
+from synapse_replication.storage.standby import preferring_writable, read_role
 from synapse_replication.storage.stored_positions import start_position_check
 from synapse_replication.storage.writer_lock import WriterLock
 from synapse_replication.streams.backlog import Backlog, BacklogOptions
@@ -213,8 +214,10 @@ class Replication(Service):
         )
         self._database: Database | None = None
         if (database := options.database) is not None:
-            most = database.max_connections
-            self._database = Database(database.conninfo, reactor, max_connections=most)
+            conninfo, most = database.conninfo, database.max_connections
+            if self._writes_database:
+                conninfo = preferring_writable(conninfo)
+            self._database = Database(conninfo, reactor, max_connections=most)
         self.host = StandaloneHost(
             interfaces.Identity(
                 options.server_name, options.instance_name, secrets.token_urlsafe(12)
@@ -339,6 +342,7 @@ class Replication(Service):
             self._stops.add("closing the database", self._database.close)
             background = host.run_as_background_process
             self._stops.add("ending background work", background.wait)
+        await self._check_database()
         await self._lock_name()
         setup = StreamSetup(options, host, self._database, self._reactor)
         self._add_sinks(setup)
@@ -382,19 +386,64 @@ class Replication(Service):
             server_name=options.server_name,
         )
 
+    @property
+    def _writes_database(self) -> bool:
+        options = self._options
+        return any(
+            options.instance_name in options.writers[name] for name in options.stored
+        )
+
+    async def _check_database(self) -> None:
+        """Check that the database can be used, once it is available.
+
+        :raises ConfigError: if the database is a standby, and this process writes to
+            it, or reads a stream without stored positions.
+        """
+        database, options = self._database, self._options
+        if database is None or not options.stored:
+            return
+        role = await until_available(
+            self._clock,
+            "connect to the database",
+            lambda: database.transact("read_role", read_role, autocommit=True),
+        )
+        if self._writes_database and role.is_read_only:
+            what = "a standby" if role.is_standby else "read-only"
+            raise options.error(
+                "database",
+                f"{options.instance_name} writes to the database, which is {what}",
+                "connect to the primary; if several hosts are listed, set "
+                "target_session_attrs to read-write",
+            )
+        if not role.is_standby:
+            return
+        if without := [name for name in options.stored if not options.writers[name]]:
+            raise options.error(
+                "database",
+                "the database is a standby, which may lack rows; whether it has all "
+                f"rows of {', '.join(without)} cannot be known, because the positions "
+                "of this stream are not stored",
+                "connect to the primary, or remove the stream from `streams`",
+            )
+        self.log.info(
+            "The database is a standby: rows that it has not replayed are waited for"
+        )
+
     async def _lock_name(self) -> None:
         """Acquire the lock of this process's name, if it writes to the database.
 
         :raises StorageError: if another process holds it.
         """
         options = self._options
-        is_writer = any(
-            options.instance_name in options.writers[name] for name in options.stored
-        )
-        if not (is_writer and options.writer_lock and options.database is not None):
+        if not (self._writes_database and options.writer_lock):
             return
+        assert options.database is not None, "the streams that it writes are in it"
         # The lock belongs to a session, so it needs a connection of its own.
-        database = Database(options.database.conninfo, self._reactor, max_connections=1)
+        database = Database(
+            preferring_writable(options.database.conninfo),
+            self._reactor,
+            max_connections=1,
+        )
         self._stops.add("releasing the lock of this name", database.close)
         lock = WriterLock(
             database,

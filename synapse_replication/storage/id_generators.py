@@ -262,6 +262,8 @@ class MultiWriterIdGenerator:
         with self._positions as positions:
             token, is_beyond = positions.announceable, positions.is_beyond_sequence
         self._sequence_check.start_if_due(is_needed=is_beyond and follows_others)
+        if follows_others and self._is_writer and self.stream.writers:
+            self._persister.follow(token)
         return self._sign * token
 
     def get_minimal_local_current_token(self) -> int:

@@ -60,6 +60,10 @@ _log = Logger()
 #: The delay before a failed upsert is retried, in s.
 UPSERT_RETRY_DELAY = 1.0
 
+#: The minimum interval, in s, between two upserts of a position that only follows those
+#: of other writers.
+FOLLOW_SECONDS = 5.0
+
 #: The minimum interval between two reads of a sequence, in s. It does not apply when an
 #: implausible id has been announced.
 CHECK_SECONDS = 1.0
@@ -138,8 +142,13 @@ class PositionPersister:
     #: The greatest position that was persisted.
     _persisted: int = attrs.field(default=0, init=False)
     _retry_is_due: bool = attrs.field(default=False, init=False)
+    #: The greatest position that this instance announced without an id of its own, and
+    #: when the next one may be persisted.
+    _followed: int = attrs.field(default=0, init=False)
+    _not_before: float = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
+        self._not_before = self._clock.seconds() + FOLLOW_SECONDS
         self._upserts = SharedRoundTrip(self._upsert, self._gate)
         self._statement = queries.upsert_position(
             self._stream.negative, is_admitted=self._admission is not None
@@ -156,10 +165,24 @@ class PositionPersister:
         self._upserts.join(waiting)
         return waiting
 
+    def follow(self, announced: int) -> None:
+        """Persist a position that this instance announces, without a row of its own.
+
+        While only other writers write, their ids raise this position. A reader whose
+        database is a standby knows by the stored position that the standby has all
+        that this instance committed before. At most one is persisted per
+        :data:`FOLLOW_SECONDS`.
+        """
+        now = self._clock.seconds()
+        if announced > max(self._persisted, self._followed) and now >= self._not_before:
+            self._not_before = now + FOLLOW_SECONDS
+            self._followed = announced
+            self.persist()
+
     def _upsert(self, waiting: list[Deferred[None]]) -> None:
         """Upsert the position, and notify all current waiters."""
         with self._positions as positions:
-            local = positions.local
+            local = max(positions.local, self._followed)
         if local <= self._persisted:
             self._upserts.end()
             self._fire(waiting)

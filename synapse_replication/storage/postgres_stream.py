@@ -24,9 +24,11 @@ from synapse_replication.storage.database import Transaction, TransactionRunner
 from synapse_replication.storage.id_streams import read_sequence
 from synapse_replication.storage.row_pages import query_page, read_rows_between
 from synapse_replication.storage.row_queries import declared_insert, queries_of
+from synapse_replication.storage.standby import Knowledge, knowledge_sql, read_role
 from synapse_replication.streams.rows import encode_json
 from synapse_replication.streams.standard.registry import StandardStream
 from synapse_replication.streams.stream import (
+    EncodedUpdates,
     RemovedWriter,
     RowsBetween,
     StreamUpdateResult,
@@ -117,7 +119,13 @@ class PostgresStream:
         if isinstance(declared, TableStream):
             self._insert = declared_insert(declared)
             self._columns = declared.column_names
-            self._writers = tuple(declared.writers if writers is None else writers)
+            writers = declared.writers if writers is None else writers
+            self._writers = tuple(writers)
+        self._with_positions = frozenset(writers or ())
+        self._positions_name = declared.positions_name or declared.name
+        self._knowledge_sql = knowledge_sql(
+            self._positions_name if self._with_positions else None, of_writer=True
+        )
         self._database = database
         self._ids = ids
         self._instance_name = instance_name
@@ -164,23 +172,39 @@ class PostgresStream:
         to a standby, a sequence may be slightly behind announced positions until a
         writer advances it.
 
+        If the database is a standby, the page ends at the writer's stored position in
+        the same snapshot: the standby may not have replayed rows above it.
+
+        :raises DatabaseBehindError: if that position is not above ``from_token``.
         :raises CatchUpError: if a query fails, for instance because the database does
             not answer or lacks the table.
         """
         if from_token >= upto_token:
             return StreamUpdateResult([], upto_token, False)
         sequence, distance = self._sequence, self._plausible_distance
-        if upto_token <= self._allocated or instance_name == self._instance_name:
+        is_own = instance_name == self._instance_name
+        if upto_token <= self._allocated or is_own:
             sequence = None
 
         def read(txn: Transaction) -> tuple[StreamUpdateResult, int]:
             last = upto_token if sequence is None else read_sequence(txn, sequence)
+            if upto_token > last + distance and read_role(txn).is_standby:
+                # It may have replayed too little of the sequence, too.
+                last = upto_token
             upto = upto_token if upto_token <= last + distance else last
             if upto <= from_token:
                 return StreamUpdateResult([], upto, False), last
-            page = query_page(
-                txn, self._queries, instance_name, from_token, upto, self._page_rows
+            page, knowledge = query_page(
+                txn,
+                self._queries,
+                instance_name,
+                from_token,
+                upto,
+                self._page_rows,
+                None if is_own else self._knowledge_sql,
             )
+            if knowledge is not None and knowledge.is_standby:
+                page = self._limit_to(knowledge, instance_name, from_token, page)
             return page, last
 
         name = self.description.name
@@ -196,6 +220,29 @@ class PostgresStream:
                 f"rows of {name} written by {instance_name} in ({from_token}, "
                 f"{upto_token}] could not be read: {str(error).strip()}"
             ) from error
+
+    def _limit_to(
+        self,
+        knowledge: Knowledge,
+        instance_name: str,
+        from_token: int,
+        page: StreamUpdateResult,
+    ) -> StreamUpdateResult:
+        """Return the part of a page that the snapshot of a standby is sure of."""
+        stored = knowledge.stored.get(instance_name)
+        if stored is None:
+            if self._with_positions and instance_name not in self._with_positions:
+                # A removed writer: its rows are final.
+                return page
+            stored = from_token
+        if stored >= page.upto_token:
+            return page
+        if stored <= from_token:
+            raise knowledge.error(self.description.name, instance_name, page.upto_token)
+        updates = page.updates
+        assert isinstance(updates, EncodedUpdates)
+        known = [update for update in updates.encoded if update[0] <= stored]
+        return StreamUpdateResult(EncodedUpdates(known), stored, True)
 
     async def find_removed_writers(self) -> Mapping[str, RemovedWriter]:
         """Return the removed writers that have rows above this process's positions.
@@ -238,6 +285,8 @@ class PostgresStream:
             rows of one id.
         :raises StreamConfigurationError: if the stream is not declared by a table.
         :raises CatchUpError: if the query fails.
+        :raises DatabaseBehindError: if the database is a standby that may lack rows of
+            this page.
         """
         name = self.description.name
         if len(self._queries) != 1 or not self._writers:
@@ -250,10 +299,10 @@ class PostgresStream:
         low = MultiWriterStreamToken(0) if low is None else low
         high = self.current_stream_token() if high is None else high
         try:
-            return await self._database.transact(
+            found, knowledge = await self._database.transact(
                 f"rows_between_{name}",
                 lambda txn: read_rows_between(
-                    txn, query, codec, writer, low, high, limit
+                    txn, query, codec, writer, low, high, limit, self._positions_name
                 ),
             )
         except psycopg2.Error as error:
@@ -261,6 +310,12 @@ class PostgresStream:
                 f"rows of {name} between two tokens could not be read: "
                 f"{str(error).strip()}"
             ) from error
+        for each in self._writers if knowledge.is_standby else ():
+            upto = found.upto.get_stream_pos_for_instance(each)
+            is_own = each == self._instance_name
+            if not is_own and knowledge.stored.get(each, 0) < upto:
+                raise knowledge.error(name, each, upto)
+        return found
 
     async def write(self, rows: Sequence[Any]) -> int:
         """Write rows, in one transaction and under one token.

@@ -48,6 +48,25 @@ SELECT left(pg_walfile_name(pg_current_wal_lsn()), 8)
 -- The stored positions of all writers of all streams.
 SELECT stream_name, instance_name, stream_id FROM stream_positions
 
+-- name: knowledge
+-- An expression: what this snapshot knows about rows. Whether the database is a standby,
+-- stored positions (see stored_of_stream), and the age of the last replayed transaction
+-- in s.
+json_build_array(
+    pg_is_in_recovery(),
+    ({stored}),
+    extract(epoch FROM clock_timestamp() - pg_last_xact_replay_timestamp())::float
+)::text
+
+-- name: stored_of_stream
+-- The stored positions of a stream, as an object.
+SELECT json_object_agg(instance_name, abs(stream_id)) FROM stream_positions
+WHERE stream_name = {stream_name}
+
+-- name: role
+-- Whether the database is a standby, and whether its transactions are read-only.
+SELECT pg_is_in_recovery(), current_setting('transaction_read_only')::bool
+
 -- name: table_exists
 -- Whether a table or sequence exists.
 SELECT to_regclass(%(table)s) IS NOT NULL

@@ -23,6 +23,7 @@ from typing import Any
 from synapse_replication.storage.database import Transaction
 from synapse_replication.storage.queries import identifier
 from synapse_replication.storage.row_queries import RowQuery, page_sql
+from synapse_replication.storage.standby import Knowledge, knowledge_sql
 from synapse_replication.streams.rows import RowCodec
 from synapse_replication.streams.stream import (
     EncodedUpdates,
@@ -40,14 +41,19 @@ def query_page(
     from_token: int,
     upto_token: int,
     limit: int,
-) -> StreamUpdateResult:
+    knowledge_sql: str | None = None,
+) -> tuple[StreamUpdateResult, Knowledge | None]:
     """Read one page of a writer's rows. Call it in a database thread.
 
     :param txn: a cursor.
     :param limit: the most rows of each query, exceeded only so as not to split a token.
         A page of a declared stream also ends after :data:`.PAGE_BYTES`.
+    :param knowledge_sql: the expression for what the snapshot knows about the writer;
+        ``None`` not to select it.
+    :return: the page, and what its first snapshot knows about the writer.
     """
     upto = upto_token
+    knowledge: Knowledge | None = None
     found: list[tuple[int, Any]] = []
     seen: set[tuple[int, str | None]] = set()
     for query in queries:
@@ -59,7 +65,9 @@ def query_page(
             "limit": limit,
         }
         statements = query.sql, query.sql_of_large_rows
-        rows, is_cut = _read_page(txn, query, statements, parameters)
+        asked = knowledge_sql if knowledge is None else None
+        rows, is_cut, known = _read_page(txn, query, statements, parameters, asked)
+        knowledge = knowledge or known
         if is_cut or len(rows) >= limit:
             upto = rows[-1][0]
         if query.distinct:
@@ -70,24 +78,38 @@ def query_page(
     found.sort(key=itemgetter(0))
     # New pairs would cost as much again as the test.
     updates = [row for row in found if row[0] <= upto and row[1] is not None]
-    return StreamUpdateResult(EncodedUpdates(updates), upto, upto < upto_token)
+    page = StreamUpdateResult(EncodedUpdates(updates), upto, upto < upto_token)
+    return page, knowledge
 
 
 def _read_page(
-    txn: Transaction, query: RowQuery, statements: Iterable[str], parameters: Any
-) -> tuple[list[Any], bool]:
+    txn: Transaction,
+    query: RowQuery,
+    statements: Iterable[str],
+    parameters: Any,
+    knowledge_sql: str | None,
+) -> tuple[list[Any], bool, Knowledge | None]:
     """Return the records of a page, and whether it ends because of its size.
+
+    Also return what the snapshot of the page knows, if ``knowledge_sql`` selects it.
 
     :param statements: the one for small rows, and the one for large rows; see
         :func:`.page_sql`.
     """
     for statement in statements:
+        knowledge = None
+        if knowledge_sql is not None:
+            statement = f"{knowledge_sql} UNION ALL ({statement})"
         txn.execute(statement, parameters)
         records = txn.fetchall()
+        if knowledge_sql is not None:
+            # PostgreSQL may execute the parts in parallel.
+            index = next(i for i, record in enumerate(records) if record[0] is None)
+            knowledge = Knowledge.parse(records.pop(index)[-1])
         if not query.sizes or None not in map(itemgetter(-1), records):
-            return records, False
+            return records, False, knowledge
     end = bisect_left(records, True, key=lambda record: record[-1] is None)
-    return records[:end], True
+    return records[:end], True, knowledge
 
 
 def read_rows_between(
@@ -98,7 +120,8 @@ def read_rows_between(
     low: MultiWriterStreamToken,
     high: MultiWriterStreamToken,
     limit: int,
-) -> RowsBetween:
+    positions_name: str,
+) -> tuple[RowsBetween, Knowledge]:
     """Read one page of rows; call it in a database thread.
 
     :param txn: the cursor of the transaction.
@@ -107,6 +130,8 @@ def read_rows_between(
     :param high: inclusive upper bound.
     :param limit: the maximum number of rows; a number below 1 counts as 1. The page
         may exceed the limit, because all rows of its last id are returned.
+    :param positions_name: the stream's name in ``stream_positions``.
+    :return: the page, and what its snapshot knows about the writers.
     """
     limit = max(limit, 1)
     ids, alias = query.ids, query.alias
@@ -129,16 +154,18 @@ def read_rows_between(
         for large in (False, True)
     )
     parameters = *names, *index_bounds, *positions
-    records, is_cut = _read_page(txn, query, statements, parameters)
+    asked = knowledge_sql(positions_name, columns="NULL::bigint, NULL")
+    records, is_cut, knowledge = _read_page(txn, query, statements, parameters, asked)
+    assert knowledge is not None
     rows = codec.decode([text for _, _, text in records]).rows
     positioned = [
         PositionedRow(PersistedPosition(name, position), row)
         for (position, name, _), row in zip(records, rows, strict=True)
     ]
     if len(records) < limit and not is_cut:
-        return RowsBetween(positioned, high, False)
+        return RowsBetween(positioned, high, False), knowledge
     upto = low.after_partial_read(high, records[-1][0])
-    return RowsBetween(positioned, upto, upto != high)
+    return RowsBetween(positioned, upto, upto != high), knowledge
 
 
 def sql_between(

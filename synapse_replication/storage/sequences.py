@@ -25,6 +25,7 @@ from synapse_replication.storage.id_streams import (
     farthest_id,
     read_sequence,
 )
+from synapse_replication.storage.standby import read_role
 from synapse_replication.streams.id_column import IdColumn
 from synapse_replication.streams.writer_positions import FIRST_POSITION, WriterPositions
 
@@ -153,11 +154,13 @@ def limit_positions(
     rows, so it is lowered to the sequence's value. If a large table has no index for
     the greatest row, only positions implausibly far beyond the sequence are lowered.
 
+    A standby may not have replayed the greatest ids yet, so no position is lowered.
+
     :param txn: a cursor.
     :param positions: the reader's saved positions, by writer.
     """
     last = read_sequence(txn, stream.sequence)
-    if max(positions.values(), default=0) <= last:
+    if max(positions.values(), default=0) <= last or read_role(txn).is_standby:
         return dict(positions)
     rows = [farthest_id(txn, stream, column) for column in stream.tables]
     # Read the sequence again, after the rows, so that it covers every row read.

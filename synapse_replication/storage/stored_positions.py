@@ -26,6 +26,10 @@ above all ids that were seen, and leave a gap.
 
 A stored position carries less weight than an announced one: it never rewinds a reader,
 and a position that is implausibly far ahead is verified like any other claim.
+
+A hot standby may show any earlier state, and different ones if several are listed. So
+nothing that a standby shows counts as a loss, and of a writer's rows only those up to
+its stored position in the same session are compared.
 """
 
 from __future__ import annotations
@@ -49,6 +53,7 @@ from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.handlers.timer import Timer, until_next
 from synapse_replication.storage import id_streams, queries
 from synapse_replication.storage.id_streams import IdStream
+from synapse_replication.storage.standby import read_role
 
 if TYPE_CHECKING:
     from synapse_replication.handlers.interfaces import Clock
@@ -95,6 +100,7 @@ class _Found(Struct, frozen=True):
     :ivar stored: the stored positions.
     :ivar tokens: these, and the newest tokens of streams without stored positions.
     :ivar timeline: PostgreSQL's timeline; ``None`` if it cannot be read.
+    :ivar is_standby: whether the database is a standby.
     :ivar gone: if the timeline has changed: for each writer, the exclusive lower and
         the inclusive upper bound of the tokens that do not exist any more.
     """
@@ -104,6 +110,7 @@ class _Found(Struct, frozen=True):
     tokens: Tokens
     committed: Committed
     timeline: str | None
+    is_standby: bool
     gone: Mapping[tuple[str, str], tuple[int, int]]
 
 
@@ -259,15 +266,22 @@ class StoredPositionCheck:
             for column in stream.tables:
                 newest = id_streams.greatest_ids(txn, stream, column, self._instances)
                 tokens |= {(name, writer): id_ for writer, id_ in newest.items()}
+        is_standby = read_role(txn).is_standby
+        if is_standby:
+            ranges = {
+                key: (after, min(upto, stored[key]))
+                for key, (after, upto) in ranges.items()
+                if stored.get(key, 0) > after
+            }
         committed = {
             (name, writer): id_streams.committed_tokens(
                 txn, streams[name], writer, after, upto, MAX_COMPARED
             )
             for (name, writer), (after, upto) in ranges.items()
         }
-        timeline = _read_timeline(txn)
+        timeline = None if is_standby else _read_timeline(txn)
         gone = find_gone(txn, streams, samples) if self._changes(timeline) else {}
-        return _Found(streams, stored, tokens, committed, timeline, gone)
+        return _Found(streams, stored, tokens, committed, timeline, is_standby, gone)
 
     def _changes(self, timeline: str | None) -> bool:
         return None not in (self._timeline, timeline) and self._timeline != timeline
@@ -288,7 +302,9 @@ class StoredPositionCheck:
         self._has_failed = False
         self._compared, self._has_found_tables = found.streams, True
         self._look_for_set_back(found)
-        self._stored, self._timeline = found.tokens, found.timeline
+        self._stored = found.tokens
+        if not found.is_standby:
+            self._timeline = found.timeline
         if self._is_running:
             for (stream_name, writer), (complete, upto) in found.committed.items():
                 self._handler.receivers[stream_name].verify(writer, complete, upto)
@@ -302,7 +318,7 @@ class StoredPositionCheck:
         lower = {
             key: (token, self._claimed_position(*key))
             for key, token in found.stored.items()
-            if token < self._stored.get(key, token)
+            if token < self._stored.get(key, token) and not found.is_standby
         }
         for key, (token, position) in (lower | dict(found.gone)).items():
             if token < position:

@@ -51,6 +51,8 @@ class PrivatePostgres(private_process.PrivateServer):
     :param environ: the environment for :func:`find_postgres`.
     :param parent: the folder in which to create the server's folder; by default the
         temporary folder.
+    :param primary: a running server of which this one is a hot standby; ``None`` for a
+        server of its own.
     :ivar user: the name of the superuser in the database.
     :ivar password: the superuser's password, for TCP.
     :ivar port: the TCP port, and part of the Unix socket's name.
@@ -69,6 +71,7 @@ class PrivatePostgres(private_process.PrivateServer):
     _tcp: bool = attrs.field(default=False, kw_only=True)
     _settings: Mapping[str, str] | None = attrs.field(default=None, kw_only=True)
     _environ: Mapping[str, str] | None = attrs.field(default=None, kw_only=True)
+    _primary: PrivatePostgres | None = attrs.field(default=None, kw_only=True)
     _bin: Path = attrs.field(factory=Path, init=False)
     _run_as: pwd.struct_passwd | None = attrs.field(default=None, init=False)
 
@@ -111,8 +114,12 @@ class PrivatePostgres(private_process.PrivateServer):
             self._check_access(self._run_as)
         if self._tcp:
             self.port = private_process.free_port()
-        self._initdb()
         data = self.directory / "data"
+        if self._primary is None:
+            self._initdb()
+        else:
+            self.password = self._primary.password
+            self._copy_primary(self._primary)
         owners = {pwd.getpwuid(os.geteuid()).pw_name}
         if self._run_as is not None:
             owners.add(self._run_as.pw_name)
@@ -120,7 +127,8 @@ class PrivatePostgres(private_process.PrivateServer):
             "".join(f"private {owner} {self.user}\n" for owner in sorted(owners))
         )
         (data / "pg_hba.conf").write_text(
-            "local all all peer map=private\nhost all all 127.0.0.1/32 scram-sha-256\n"
+            "local all,replication all peer map=private\n"
+            "host all all 127.0.0.1/32 scram-sha-256\n"
         )
         settings = {
             "listen_addresses": "127.0.0.1" if self._tcp else "",
@@ -184,29 +192,48 @@ class PrivatePostgres(private_process.PrivateServer):
             return False
         return done.returncode == 0
 
+    def _copy_primary(self, primary: PrivatePostgres) -> None:
+        self._run(
+            "pg_basebackup",
+            *("-D", str(self.directory / "data"), "--write-recovery-conf"),
+            *("--wal-method=stream", "--checkpoint=fast", "--no-sync"),
+            *("--dbname", primary.dsn("replication")),
+        )
+
+    def promote(self) -> None:
+        """Make a standby the primary, and wait until it accepts writes."""
+        self._run("pg_ctl", "-D", str(self.directory / "data"), "--wait", "promote")
+
     def _initdb(self) -> None:
         password_file = self.directory / "password"
         password_file.write_text(self.password)
         password_file.chmod(0o600)
         if self._run_as is not None:
             os.chown(password_file, self._run_as.pw_uid, self._run_as.pw_gid)
+        self._run(
+            "initdb",
+            *("-D", str(self.directory / "data"), "-U", self.user),
+            *("-E", "UTF8", "--locale=C", "--no-sync"),
+            *("-A", "scram-sha-256", f"--pwfile={password_file}"),
+        )
+        password_file.unlink()
+
+    def _run(self, program: str, *arguments: str) -> None:
+        """Run one of PostgreSQL's programs.
+
+        :raises ServerStartError: if it fails.
+        """
         done = subprocess.run(
-            [
-                str(self._bin / "initdb"),
-                *("-D", str(self.directory / "data"), "-U", self.user),
-                *("-E", "UTF8", "--locale=C", "--no-sync"),
-                *("-A", "scram-sha-256", f"--pwfile={password_file}"),
-            ],
+            [str(self._bin / program), *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             check=False,
             **self._popen_options(),
         )
-        password_file.unlink()
         if done.returncode:
             output = done.stdout.decode("utf-8", "replace")[-2000:].strip()
-            raise ServerStartError(f"initdb failed: {output}")
+            raise ServerStartError(f"{program} failed: {output}")
 
     def _popen_options(self) -> dict[str, Any]:
         if self._run_as is None:

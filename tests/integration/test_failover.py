@@ -9,33 +9,10 @@ import subprocess
 from typing import Any
 
 import psycopg2
-from typing_extensions import override
 
 from synapse_replication.storage.stored_positions import JITTER
 from synapse_replication.testing.servers import PrivatePostgres, shared_postgres
 from tests.integration.deployment import _SCHEMA, DeploymentTestCase
-
-
-class _Standby(PrivatePostgres):
-    """A standby that streams from a primary until it is cut off."""
-
-    def __init__(self, primary: PrivatePostgres) -> None:
-        super().__init__()
-        self._primary = primary
-
-    @override
-    def _initdb(self) -> None:
-        subprocess.run(
-            [
-                str(self._bin / "pg_basebackup"),
-                *("-D", str(self.directory / "data"), "-R", "-X", "stream"),
-                *("-c", "fast", "-d", self._primary.dsn()),
-            ],
-            stdin=subprocess.DEVNULL,
-            check=True,
-            capture_output=True,
-            **self._popen_options(),
-        )
 
 
 def execute(dsn: str, *statements: str) -> list[tuple[Any, ...]]:
@@ -158,12 +135,9 @@ class FailoverTests(SetBackTestCase):
         self.primary = PrivatePostgres()
         self.addCleanup(self.primary.stop)
         self.primary.start()
-        with (self.primary.directory / "data" / "pg_hba.conf").open("a") as file:
-            file.write("local replication all peer map=private\n")
-        execute(self.primary.dsn(), "SELECT pg_reload_conf()")
         self.dsn = self.primary.new_database("replicated")
         execute(self.dsn, _SCHEMA)
-        self.standby = _Standby(self.primary)
+        self.standby = PrivatePostgres(primary=self.primary)
         self.addCleanup(self.standby.stop)
         self.standby.start()
         hosts = f"{self.primary.directory},{self.standby.directory}"
@@ -202,6 +176,6 @@ class FailoverTests(SetBackTestCase):
         self.wait_for_read()
 
         self.primary.kill()
-        execute(self.standby.dsn(), "SELECT pg_promote()")
+        self.standby.promote()
         self.deliver_upto(20)
         self.check(standby, delivered)

@@ -27,6 +27,7 @@ from twisted.python.failure import Failure
 
 from synapse_replication.storage import queries
 from synapse_replication.storage.row_queries import declared_insert, declared_query
+from synapse_replication.storage.standby import knowledge_sql
 from synapse_replication.streams.table import TableStream
 from tests.simulation.clock import SimulatedClock
 from tests.simulation.reactor import ProcessReactor
@@ -96,6 +97,7 @@ class SimulatedDatabase:
             queries.SQL["all_positions"]: lambda cursor, params: [
                 (*key, id_) for key, id_ in self.positions.items()
             ],
+            queries.SQL["role"]: lambda cursor, params: [(False, False)],
             queries.SQL["timeline"]: lambda cursor, params: [("00000001",)],
             queries.SQL["table_exists"]: lambda cursor, params: [(True,)],
             queries.SQL["insert_position"]: self._insert_position,
@@ -178,7 +180,15 @@ class SimulatedDatabase:
         def state(cursor: _Cursor, params: _Params) -> list[tuple[Any, ...]]:
             return [(self.sequences[table.sequence], True)]
 
-        self.statements[declared_query(table).sql] = page
+        def page_with_knowledge(cursor: _Cursor, params: _Params) -> list[Any]:
+            knowledge = json.dumps(self._knowledge(table.name))
+            return [(None, knowledge), *page(cursor, params)]
+
+        query = declared_query(table).sql
+        self.statements[query] = page
+        for positions_name in (None, table.positions_name):
+            knowledge = knowledge_sql(positions_name, of_writer=True)
+            self.statements[f"{knowledge} UNION ALL ({query})"] = page_with_knowledge
         self.statements[declared_insert(table)] = insert
         for of_writer in (False, True):
             statement = queries.ids_between(column, False, of_writer=of_writer)
@@ -217,6 +227,14 @@ class SimulatedDatabase:
             for number, tables in self.open_transactions.items()
             if tables & wanted
         ]
+
+    def _knowledge(self, stream_name: str) -> list[Any]:
+        stored = {
+            writer: id_
+            for (stream, writer), id_ in self.positions.items()
+            if stream == stream_name
+        }
+        return [False, stored, None]
 
     def _read_positions(self, cursor: _Cursor, params: _Params) -> list[Any]:
         return [

@@ -404,7 +404,7 @@ class Process:
             ids,
             instance_name=self.name,
             page_rows=self.cluster.links.page_rows,
-            writers=(),
+            writers=self.cluster.writers[table.name],
             find_removed_writers=None if finder is None else finder.find,
         )
         stream.description = describe(table)

@@ -102,4 +102,8 @@ CREATE TABLE orders (
 CREATE INDEX orders_by_writer ON orders (writer, stream_id);
 CREATE SEQUENCE orders_seq;
 SELECT setval('orders_seq', 1000000);
+CREATE TABLE stream_positions (
+    stream_name text NOT NULL, instance_name text NOT NULL, stream_id bigint NOT NULL);
+CREATE UNIQUE INDEX stream_positions_idx
+    ON stream_positions (stream_name, instance_name);
 """

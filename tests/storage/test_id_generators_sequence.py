@@ -11,7 +11,11 @@ from twisted.internet import defer
 from twisted.logger import capturedLogs, formatEvent
 
 from synapse_replication.errors import SequenceBehindError, StreamConfigurationError
-from synapse_replication.storage.local_positions import CHECK_SECONDS, RECHECK_SECONDS
+from synapse_replication.storage.local_positions import (
+    CHECK_SECONDS,
+    FOLLOW_SECONDS,
+    RECHECK_SECONDS,
+)
 from synapse_replication.streams.writer_positions import WriterPositions
 from tests.storage.doubles import FakeCursor
 from tests.storage.id_generator_case import SteppedTestCase
@@ -130,6 +134,25 @@ class SequenceTests(SteppedTestCase):
             self.database.settle()
         self.assertEqual((token(), self.poked), (9, 1))
         self.assertEqual(self.database.descriptions, ["check_sequence"] * 2)
+
+    def test_idle_writer(self) -> None:
+        """
+        A position that follows those of other writers is persisted, too, from time to
+        time.
+        """
+        self.ids = self.make(["master", "other"], {"master": 7, "other": 7})
+        self.reactor.advance(FOLLOW_SECONDS)
+        for token in (8, 9):
+            self.ids.advance("other", token)
+            self.assertEqual(self.ids.get_announceable_token(), token)
+        self.database.settle()
+        self.assertEqual(self.database.descriptions, ["persist_position"])
+        self.assertEqual(self.database.persisted, [8])
+        self.reactor.advance(FOLLOW_SECONDS)
+        self.ids.get_announceable_token()
+        self.database.settle()
+        self.ids.get_announceable_token()
+        self.assertEqual(self.database.persisted, [8, 9])
 
     def test_mark(self) -> None:
         """The mark changes when an own id can be announced, and not by itself."""

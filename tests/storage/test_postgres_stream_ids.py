@@ -106,11 +106,7 @@ class RealIdsTests(TestCase):
         connection = psycopg2.connect(dsn)
         with connection, connection.cursor() as cursor:
             cursor.execute(SCHEMA)
-            cursor.execute(
-                "SELECT setval('orders_seq', 1); CREATE TABLE stream_positions ("
-                "stream_name text NOT NULL, instance_name text NOT NULL, "
-                "stream_id bigint NOT NULL, UNIQUE (stream_name, instance_name))"
-            )
+            cursor.execute("SELECT setval('orders_seq', 1)")
         connection.close()
 
         async def run() -> None:

@@ -63,7 +63,7 @@ class StandardQueriesTests(SynchronousTestCase):
         """The queries return the rows that the writer sends, in the writer's order."""
         for (name, writer), expected in ON_THE_WIRE.items():
             with self.subTest(stream=name, writer=writer):
-                result = query_page(
+                result, _ = query_page(
                     self.txn, STANDARD_QUERIES[name], writer, 0, 100, 1000
                 )
                 self.assertEqual(list(result.updates), expected)
@@ -83,7 +83,7 @@ class StandardQueriesTests(SynchronousTestCase):
                 updates: list[tuple[int, Any]] = []
                 at = after
                 while True:
-                    page = query_page(
+                    page, _ = query_page(
                         self.txn, STANDARD_QUERIES[name], writer, at, 9, 1
                     )
                     self.assertTrue(
@@ -105,7 +105,7 @@ class StandardQueriesTests(SynchronousTestCase):
             expected = [
                 update for update in ON_THE_WIRE[name, writer] if 2 < update[0] <= 4
             ]
-            result = query_page(self.txn, STANDARD_QUERIES[name], writer, 2, 4, 1000)
+            result, _ = query_page(self.txn, STANDARD_QUERIES[name], writer, 2, 4, 1000)
             self.assertEqual(list(result.updates), expected, name)
 
     def test_deleted_event_does_not_end_a_page(self) -> None:
@@ -115,9 +115,9 @@ class StandardQueriesTests(SynchronousTestCase):
             "(21, '$bad', 'p9')"
         )
 
-        page = query_page(self.txn, STANDARD_QUERIES["events"], "p9", 0, 30, 1)
+        page, _ = query_page(self.txn, STANDARD_QUERIES["events"], "p9", 0, 30, 1)
         self.assertEqual(page, StreamUpdateResult([], 20, True))
-        page = query_page(self.txn, STANDARD_QUERIES["events"], "p9", 20, 30, 1)
+        page, _ = query_page(self.txn, STANDARD_QUERIES["events"], "p9", 20, 30, 1)
         self.assertEqual([token for token, _ in page.updates], [21])
 
     def test_catch_up_walks_an_index(self) -> None:

@@ -22,6 +22,7 @@ from synapse_replication.handlers.host_parts import BackgroundProcesses, Reactor
 from synapse_replication.storage.postgres_stream import (
     PostgresStream,
 )
+from synapse_replication.storage.schema import prepare_database
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS
 from synapse_replication.streams.stream import RowsBetween, TokenStream
 from synapse_replication.streams.table import TableStream
@@ -45,6 +46,8 @@ class OrdersTestCase(SynchronousTestCase):
         connection = psycopg2.connect(shared_postgres().new_database())
         self.addCleanup(connection.close)
         self.database = ImmediateDatabase(connection)
+        with connection.cursor() as txn:
+            prepare_database(txn)
         self.execute((EXAMPLES / "orders.sql").read_text())
         self.declaration: TableStream = runpy.run_path(str(EXAMPLES / "orders.py"))[
             "ORDERS"

@@ -37,6 +37,7 @@ from typing import Any, Final
 
 from twisted.internet.defer import Deferred
 
+from synapse_replication.errors import DatabaseBehindError
 from synapse_replication.handlers.events import (
     AheadOfWriter,
     CatchUpEvent,
@@ -87,6 +88,9 @@ from synapse_replication.streams.reader import (
 from synapse_replication.streams.stream import RemovedWriter, StreamUpdateResult
 from synapse_replication.wire.commands import PositionCommand
 from synapse_replication.wire.rdata import RdataGroup
+
+#: The longest delay, in s, before a standby is queried again for rows that it lacks.
+STANDBY_RETRY_DELAY = 1.0
 
 #: The maximum number of rows in a slice. Before each further slice of the same rows,
 #: the yielder decides whether a break is due.
@@ -678,6 +682,9 @@ class WriterReceiver:
     def _retry_later(self, attempts: int, error: Exception) -> None:
         context = self._context
         delay = context.options.backoff.delay(attempts)
+        if isinstance(error, DatabaseBehindError):
+            # It has the rows soon, and nobody else will say when.
+            delay = min(delay, STANDBY_RETRY_DELAY)
         context.observer.observe(CatchUpFailed(self._event(), error, attempts, delay))
         context.observer.observe(Resynced(context.name, self.name, Resync.FAILED))
         if self.reader.link_count:

@@ -47,6 +47,7 @@ class StallReason(enum.Enum):
     UNDECLARED_WRITER = "undeclared_writer"  #: its rows are discarded
     ROWS_LOST = "rows_lost"  #: the writer does not have them in its memory any more
     ROWS_SKIPPED = "rows_skipped"  #: rows of the source cannot be decoded
+    DATABASE_BEHIND = "database_behind"  #: it is a standby that lacks the rows
     CATCH_UP_FAILS = "catch_up_fails"
     SOURCE_SILENT = "source_silent"  #: missing rows were requested
     NO_PROGRESS = "no_progress"  #: rows are available and are not delivered

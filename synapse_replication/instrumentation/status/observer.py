@@ -33,7 +33,7 @@ from msgspec.structs import replace
 from typing_extensions import override
 
 from synapse_replication import __version__
-from synapse_replication.errors import excerpt
+from synapse_replication.errors import DatabaseBehindError, excerpt
 from synapse_replication.handlers import events
 from synapse_replication.handlers.epochs import USUAL_INTERVAL
 from synapse_replication.handlers.observer import ReplicationObserver, handles
@@ -200,7 +200,7 @@ class StatusObserver(ReplicationObserver):
     def _stream_connected(self, event: events.StreamConnected) -> None:
         writer = self._writer(event.stream_name, event.instance_name)
         writer.catch_up_from = None
-        writer.problems.pop(model.StallReason.CATCH_UP_FAILS, None)
+        writer.end_catch_up_problems()
         writer.was_live = writer.was_live or not writer.lag()
 
     @handles(events.StreamReset, events.PositionLowered)
@@ -325,6 +325,12 @@ class StatusObserver(ReplicationObserver):
     def _catch_up_failed(self, event: events.CatchUpFailed) -> None:
         failed, error = event.catch_up, event.error
         writer = self._writer(failed.stream_name, failed.instance_name)
+        if isinstance(error, DatabaseBehindError):
+            reason = model.StallReason.DATABASE_BEHIND
+            writer.problems.pop(model.StallReason.CATCH_UP_FAILS, None)
+            writer.add_problem(reason, self._monotonic(), str(error))
+            return
+        writer.problems.pop(model.StallReason.DATABASE_BEHIND, None)
         text = excerpt(str(error) or type(error).__name__)
         writer.add_problem(
             model.StallReason.CATCH_UP_FAILS,

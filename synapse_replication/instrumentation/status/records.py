@@ -164,11 +164,16 @@ class WriterRecord(Struct):
         if len(self.undelivered) > MAX_UNDELIVERED:
             del self.undelivered[1::2]
 
+    def end_catch_up_problems(self) -> None:
+        """Record that the catch-up has made progress."""
+        self.problems.pop(StallReason.CATCH_UP_FAILS, None)
+        self.problems.pop(StallReason.DATABASE_BEHIND, None)
+
     def move(self, position: int, now: float) -> None:
         """Record that the rows up to ``position`` were delivered."""
         if position != self.position:
             self.progress_at = now
-            self.problems.pop(StallReason.CATCH_UP_FAILS, None)
+            self.end_catch_up_problems()
             if self.behind_us is not None and position <= self.behind_us:
                 self.behind_us = None
         self.position = position

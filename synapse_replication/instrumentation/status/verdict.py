@@ -109,6 +109,11 @@ def is_replaced(peer: records.PeerRecord, hearing_since: float) -> bool:
 _Found: TypeAlias = tuple[float, str] | None
 
 
+#: How long a standby may lack announced rows before that is shown, in s. Most standbys
+#: have them within a fraction of a second.
+BEHIND_AFTER = 2.0
+
+
 class Rule(Struct, frozen=True):
     """One reason for which a writer is stalled.
 
@@ -205,6 +210,13 @@ def _no_position(facts: WriterFacts, now: float) -> _Found:
     return since, f"{name} has not announced its position; is it running?"
 
 
+def _database_behind(facts: WriterFacts, now: float) -> _Found:
+    found = facts.record.problems.get(StallReason.DATABASE_BEHIND)
+    if found is None or now - found[0] < BEHIND_AFTER:
+        return None
+    return found
+
+
 #: Why a writer may be stalled, in the order in which the reasons are examined.
 RULES: tuple[Rule, ...] = (
     # This process has no link.
@@ -228,6 +240,8 @@ RULES: tuple[Rule, ...] = (
     Rule(StallReason.ROWS_LOST, is_immediate=True),
     # The source returned rows that cannot be decoded, and they were skipped.
     Rule(StallReason.ROWS_SKIPPED, is_immediate=True),
+    # The database is a standby, and has lacked announced rows for 2 s.
+    Rule(StallReason.DATABASE_BEHIND, _database_behind, is_immediate=True),
     # Fetching or delivering missing rows fails.
     Rule(StallReason.CATCH_UP_FAILS),
     # Missing rows were requested, and their source has not answered.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from synapse_replication.errors import CatchUpError
+from synapse_replication.errors import CatchUpError, DatabaseBehindError
 from synapse_replication.handlers.events import (
     AheadOfWriter,
     CatchUpFailed,
@@ -220,6 +220,18 @@ class StalledTests(StatusObserverTestCase):
         reason, stalled_for, detail = self.stalled()
         self.assertEqual((reason, stalled_for), (StallReason.CATCH_UP_FAILS, 15))
         self.assertIn("attempt 3: the database is away", detail)
+        self.observer.observe(CatchUpPage(EVENT, 1, 101))
+        self.assertEqual(self.writer().condition, Condition.CATCHING_UP)
+
+    def test_database_behind(self) -> None:
+        """A standby that lacks rows is not a failure, and is shown after 2 s."""
+        self.go_live()
+        self.known.fetch(EVENT)
+        for seconds in (1, 2):
+            error = DatabaseBehindError(f"{seconds} s behind")
+            self.known.fail(EVENT, error, seconds)
+            self.clock.advance(1)
+        self.assertEqual(self.stalled(), (StallReason.DATABASE_BEHIND, 2, "2 s behind"))
         self.observer.observe(CatchUpPage(EVENT, 1, 101))
         self.assertEqual(self.writer().condition, Condition.CATCHING_UP)
 

@@ -145,10 +145,14 @@ class DiagnoseTests(SynchronousTestCase):
             StallReason.ROWS_SKIPPED,
         ):
             self.check(reason, 999.0, problems={reason: (999.0, "")})
+        reason = StallReason.DATABASE_BEHIND
+        self.check(reason, 998.0, problems={reason: (998.0, "")})
+        self.check(Condition.LIVE, problems={reason: (998.1, "")})
         immediate = {rule.reason for rule in RULES if rule.is_immediate}
         self.assertEqual(
             immediate,
             {
+                StallReason.DATABASE_BEHIND,
                 StallReason.DATABASE_SET_BACK,
                 StallReason.UNDECLARED_WRITER,
                 StallReason.ROWS_LOST,
@@ -304,6 +308,8 @@ TABLE = """
   - Rows are not in their writer's memory any more.
 * - ``rows_skipped``
   - The source returned rows that cannot be decoded, and they were skipped.
+* - ``database_behind``
+  - The database is a standby, and has lacked announced rows for 2 s.
 * - ``catch_up_fails``
   - Fetching or delivering missing rows fails.
 * - ``source_silent``

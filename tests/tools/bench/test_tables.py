@@ -27,7 +27,7 @@ class TablesTests(SynchronousTestCase):
             contextlib.closing(psycopg2.connect(self.dsn)) as connection,
             connection.cursor() as cursor,
         ):
-            page = query_page(
+            page, _ = query_page(
                 cursor,  # type: ignore[arg-type]
                 STANDARD_QUERIES["events"],
                 WRITER,
