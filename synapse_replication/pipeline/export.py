@@ -1,28 +1,37 @@
-"""The job that exports rows of an archive to a file for other programs."""
+"""The job that exports rows of an archive to a file for other programs.
+
+Executors read the rows and apply the condition; one of them writes the file, so that
+nothing passes through the driver.
+"""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
-import duckdb
 import pyarrow as pa
 
 from synapse_replication.errors import PipelineError, excerpt
 from synapse_replication.pipeline.archive.snapshot import Snapshot, open_snapshot
-from synapse_replication.pipeline.scan import Scan
+from synapse_replication.pipeline.scan import Batches, Scan
+from synapse_replication.pipeline.spark.session import SparkJob, spark_errors_shortened
 from synapse_replication.pipeline.workspace import (
-    batches_as,
     created_atomically,
-    open_workspace,
     path_of_new_folder,
 )
 
-#: The options of each format.
-OPTIONS = {
-    "parquet": "FORMAT parquet, COMPRESSION zstd",
-    "csv": "FORMAT csv, HEADER",
-    "jsonl": "FORMAT json",
-}
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+#: The number of rows up to which Java's optimising compiler would cost more than it
+#: saves.
+_FEW_ROWS: Final = 500_000
+
+#: Spark's format of times in csv and jsonl.
+_TIMES: Final = "yyyy-MM-dd'T'HH:mm:ss.SSS'Z'"
 
 
 def export_rows(
@@ -30,6 +39,7 @@ def export_rows(
     out: str,
     format_: str,
     where: str | None,
+    spark: SparkJob,
     *,
     stream: str | None = None,
 ) -> int:
@@ -37,8 +47,9 @@ def export_rows(
 
     The rows are written to a temporary folder, which is renamed when it is complete.
 
+    :param out: the folder, which the executors must see under the same path.
     :param format_: ``parquet``, ``csv`` or ``jsonl``.
-    :param where: a condition on the columns, in SQL.
+    :param where: a condition on the columns, in Spark's SQL.
     :param stream: the stream to export, with the fields of its rows as columns;
         ``None`` for all streams.
     :raises PipelineError: if the archive cannot be read, the folder exists or cannot be
@@ -47,8 +58,13 @@ def export_rows(
     folder = path_of_new_folder(out)
     snapshot = open_snapshot(archive).intact()
     rows = _rows(snapshot, stream)
-    with created_atomically(folder) as temporary:
-        return _write(rows, temporary / f"rows.{format_}", format_, where)
+    spark.start(few_rows=rows.ids <= _FEW_ROWS)
+    path = f"rows.{format_}"
+    with created_atomically(folder) as temporary, _explained(where, rows.schema):
+        frame = rows.frame(spark())
+        if where is not None:
+            frame = frame.where(where)
+        return _write(frame, rows.schema, temporary / path, format_)
 
 
 def _rows(archive: Snapshot, stream: str | None) -> Scan:
@@ -62,37 +78,119 @@ def _rows(archive: Snapshot, stream: str | None) -> Scan:
     return archive.typed_rows(stream)
 
 
-def _write(scan: Scan, path: Path, format_: str, where: str | None) -> int:
-    schema, rows = scan.schema, scan.batches()
-    condition = "" if where is None else f"WHERE ({where}\n)"
-    query = f"SELECT {_columns(schema, format_)} FROM archived {condition}"
-    target = str(path).replace("'", "''")
-    with open_workspace() as workspace, batches_as(workspace, "archived", schema, rows):
-        try:
-            ((count,),) = workspace.execute(
-                f"COPY ({query}) TO '{target}' ({OPTIONS[format_]})"
-            ).fetchall()
-        except duckdb.IOException as error:
-            raise OSError(str(error)) from error
-        except duckdb.Error as error:
-            if where is None:
-                raise
-            raise PipelineError(
-                f"--where {excerpt(where)}: {str(error).splitlines()[0]}; the columns "
-                f"are {', '.join(schema.names)}"
-            ) from None
-    return int(count)
+@contextlib.contextmanager
+def _explained(where: str | None, schema: pa.Schema) -> Iterator[None]:
+    """Name the condition in the errors that it causes."""
+    try:
+        with spark_errors_shortened():
+            yield
+    except PipelineError as error:
+        # An error in a task has a Python traceback.
+        cause = error.__cause__
+        if where is None or cause is None or "Traceback" in str(cause):
+            raise
+        raise PipelineError(
+            f"--where {excerpt(where)}: {error}; the columns are "
+            f"{', '.join(schema.names)}"
+        ) from None
 
 
-def _columns(schema: pa.Schema, format_: str) -> str:
-    """Return the columns, with times and JSON rows as the format has them."""
-    if format_ == "parquet":
-        return "*"
-    times = (f'"{f.name}"' for f in schema if pa.types.is_timestamp(f.type))
-    changed = [
-        f"strftime({name} AT TIME ZONE 'UTC', '%Y-%m-%dT%H:%M:%S.%gZ') AS {name}"
-        for name in times
-    ]
-    if format_ == "jsonl" and "row" in schema.names:
-        changed.append('"row"::JSON AS "row"')
-    return f"* REPLACE ({', '.join(changed)})" if changed else "*"
+# -- writing -----------------------------------------------------------------------
+
+
+def _write(frame: DataFrame, schema: pa.Schema, path: Path, format_: str) -> int:
+    """Write the rows of a frame to one file, and return their number."""
+    if format_ != "parquet":
+        frame = _as_text(frame, schema, format_)
+        texts = _texts(schema)
+        schema = pa.schema(
+            pa.field(field.name, pa.string()) if field.name in texts else field
+            for field in schema
+        )
+    write = partial(_write_file, path, format_, schema)
+    counts = frame.repartition(1).mapInArrow(write, "rows bigint").collect()
+    if not counts:
+        # Without rows, Spark does not run the task.
+        return sum(batch.column(0)[0].as_py() for batch in write(iter(())))
+    return sum(row["rows"] for row in counts)
+
+
+def _texts(schema: pa.Schema) -> set[str]:
+    """Return the columns that csv and jsonl have as text of this module."""
+    types = pa.types
+    return {
+        field.name
+        for field in schema
+        if types.is_timestamp(field.type) or types.is_list(field.type)
+    }
+
+
+def _as_text(frame: DataFrame, schema: pa.Schema, format_: str) -> DataFrame:
+    """Return the columns as csv has them, or the lines of jsonl."""
+    from pyspark.sql import functions
+
+    for field in schema:
+        column = frame[field.name]
+        if pa.types.is_timestamp(field.type):
+            column = functions.date_format(column, _TIMES)
+        elif pa.types.is_list(field.type) and format_ == "csv":
+            column = functions.to_json(column)
+        frame = frame.withColumn(field.name, column)
+    if format_ == "csv":
+        return frame
+    names = [name for name in schema.names if name != "row"]
+    values = functions.struct(*names)
+    line = functions.to_json(values, {"ignoreNullFields": "false"})
+    frame = frame.withColumn("line", line)
+    if "row" in schema.names:
+        # The content of a row is JSON already.
+        begin = functions.expr("substr(line, 1, length(line) - 1)")
+        row = functions.lit(',"row":'), frame["row"], functions.lit("}")
+        frame = frame.withColumn("line", functions.concat(begin, *row))
+    return frame.select("line")
+
+
+def _write_file(path: Path, format_: str, schema: pa.Schema, rows: Batches) -> Batches:
+    """Write rows to a file, in a task; yield their number.
+
+    :raises PipelineError: if the file cannot be written.
+    """
+    written = 0
+    try:
+        with contextlib.ExitStack() as stack:
+            write = _opened(path, format_, schema, stack)
+            for batch in rows:
+                written += batch.num_rows
+                write(batch)
+    except OSError as error:
+        raise PipelineError(f"cannot write {path}: {error}") from error
+    yield pa.RecordBatch.from_pydict({"rows": [written]})
+
+
+def _opened(
+    path: Path, format_: str, schema: pa.Schema, stack: contextlib.ExitStack
+) -> Any:
+    """Open a file; return a function that writes a batch to it."""
+    if format_ == "jsonl":
+        file = stack.enter_context(path.open("w", encoding="utf-8"))
+
+        def write_lines(batch: pa.RecordBatch) -> None:
+            file.writelines(f"{line}\n" for line in batch.column(0).to_pylist())
+
+        return write_lines
+    writer: Any
+    if format_ == "csv":
+        from pyarrow import csv
+
+        writer = stack.enter_context(csv.CSVWriter(path, schema))
+    else:
+        from pyarrow import parquet
+
+        writer = stack.enter_context(
+            parquet.ParquetWriter(path, schema, compression="zstd")
+        )
+
+    def write(batch: pa.RecordBatch) -> None:
+        writer.write_table(pa.Table.from_batches([batch]).cast(schema))
+
+    return write

@@ -7,9 +7,8 @@ them.
 from __future__ import annotations
 
 import logging
-import os
+import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import attrs
@@ -29,10 +28,6 @@ FEW_IDS: Final = 250_000
 #: The same for rows whose columns are only copied, which takes 1 to 2 s for a million.
 FEW_ROWS: Final = 10_000_000
 
-#: The maximum number of threads of this process that run tasks. Each has a connection,
-#: and waits for the database about half of its time.
-_THREADS: Final = 4
-
 #: The number of tasks that read files, unless these are very large.
 _TASKS: Final = 64
 
@@ -42,6 +37,9 @@ _SLOW_START: Final = "Python worker failed to connect back"
 
 #: The maximum number of attempts to run tasks when workers are slow to start.
 _STARTS: Final = 12
+
+#: The columns of the frame of :func:`run_tasks`.
+_RESULTS: Final = pa.schema([("number", pa.int64()), ("result", pa.binary())])
 
 Batches = Iterator[pa.RecordBatch]
 
@@ -103,22 +101,30 @@ class Scan:
 
 
 def run_tasks(
-    work: Callable[[Any], _T], tasks: Sequence[Any], spark: Spark | None
+    work: Callable[[Any], _T], tasks: Sequence[Any], session: SparkSession
 ) -> list[_T]:
-    """Call a function with each task, in threads of this process or on executors.
+    """Call a function with each task on executors; return the results, in order.
 
-    Unlike the frame of a :class:`Scan`, this does not use Spark's SQL engine, which
-    takes seconds to load.
+    Each task is a partition of a frame. The frame's rows are the results, which should
+    therefore be small: descriptions of files, not rows.
 
-    :param spark: ``None`` for threads of this process. If one of them fails, no further
-        tasks are begun.
-    :return: the results, in the order of the tasks.
+    :param work: sent to executors, like the tasks.
     """
-    if spark is None:
-        with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as threads:
-            return list(threads.map(work, tasks))
-    parallel = spark().sparkContext.parallelize(tasks, len(tasks)).map(work)
-    return _with_retries(parallel.collect)
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    if not tasks:
+        return []
+
+    def run(numbers: Batches) -> Batches:
+        for batch in numbers:
+            for number in batch.column("id").to_pylist():
+                result = pickle.dumps(work(tasks[number]))
+                yield to_batch([(number, result)], _RESULTS)
+
+    numbers = session.range(0, len(tasks), numPartitions=len(tasks))
+    frame = numbers.mapInArrow(run, from_arrow_schema(_RESULTS))
+    found = _with_retries(frame.toArrow).sort_by("number")
+    return [pickle.loads(result) for result in found.column("result").to_pylist()]
 
 
 def _with_retries(collect: Callable[[], _T]) -> _T:

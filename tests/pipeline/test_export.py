@@ -15,7 +15,9 @@ from synapse_replication.cli.pipeline.archives import export_command
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.export import export_rows
 from synapse_replication.pipeline.schemas import ARCHIVED_ROWS_SCHEMA
+from synapse_replication.pipeline.spark.session import spark_job
 from tests.pipeline.archives import make_archive
+from tests.pipeline.shared_session import shared_session
 
 
 @functools.cache
@@ -28,11 +30,13 @@ class ExportTests(SynchronousTestCase):
     """Tests with an archive of eight rows, two streams and two days."""
 
     def setUp(self) -> None:
+        shared_session()
         self.folder = shared_archive()
         self.out = Path(self.mktemp()).absolute()
 
     def export(self, format_: str, where: str | None = None) -> int:
-        return export_rows(str(self.folder), str(self.out), format_, where)
+        with spark_job("test") as spark:
+            return export_rows(str(self.folder), str(self.out), format_, where, spark)
 
     def files(self) -> list[Path]:
         return sorted(self.out.iterdir())
@@ -101,10 +105,10 @@ class ExportTests(SynchronousTestCase):
         The error for an invalid condition has the reason, and no folder is created.
         """
         for where, reason in (
-            ("stream =", "syntax error"),
-            ("room = 'x'", 'column "room" not found'),
-            ("stream_id + day", "No function matches"),
-            ("stream_id = row::INT", "Could not convert string"),
+            ("stream =", "PARSE_SYNTAX_ERROR"),
+            ("room = 'x'", "name `room` cannot be resolved"),
+            ("stream_id + day", "DATATYPE_MISMATCH"),
+            ("stream_id = row::INT", "CAST_INVALID_INPUT"),
         ):
             error = self.assertRaises(PipelineError, self.export, "csv", where)
             self.assertIn(reason, str(error))
@@ -117,10 +121,11 @@ class ExportTests(SynchronousTestCase):
         condition.
         """
         where = "user_id >= '@user2' AND stream_id > 2"
-        count = export_rows(
-            *(str(self.folder), str(self.out), "jsonl", where),
-            stream="receipts",
-        )
+        with spark_job("test") as spark:
+            count = export_rows(
+                *(str(self.folder), str(self.out), "jsonl", where, spark),
+                stream="receipts",
+            )
         self.assertEqual(count, 2)
         lines = [
             json.loads(line)
@@ -131,7 +136,7 @@ class ExportTests(SynchronousTestCase):
         error = self.assertRaises(
             PipelineError,
             export_rows,
-            *(str(self.folder), "new", "csv", None),
+            *(str(self.folder), "new", "csv", None, spark),
             stream="receipt",
         )
         self.assertIn("it has rows of receipts, to_device", str(error))

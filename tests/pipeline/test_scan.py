@@ -1,51 +1,37 @@
-"""Tests for tasks that read many rows."""
+"""Tests for tasks on executors."""
 
 from __future__ import annotations
 
 import os
-import threading
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
+from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline import scan
+from synapse_replication.pipeline.spark.session import spark_errors_shortened
+from tests.pipeline.shared_session import shared_session
 
 
 class TaskTests(SynchronousTestCase):
-    """Tasks that run in threads of this process."""
+    """Tests for :func:`.scan.run_tasks`."""
 
-    def test_at_the_same_time(self) -> None:
-        """Tasks run at the same time; their results are in the order of the tasks."""
-        self.patch(os, "cpu_count", lambda: 2)
-        both = threading.Barrier(2)
+    def test_on_executors(self) -> None:
+        """Tasks run in other processes; their results are in the order of the tasks."""
 
-        def work(task: str) -> str:
-            both.wait(60)
-            return task.upper()
+        def work(task: str) -> tuple[str, int]:
+            return task.upper(), os.getpid()
 
-        self.assertEqual(scan.run_tasks(work, ["a", "b"], None), ["A", "B"])
+        found = scan.run_tasks(work, ["a", "b", "c"], shared_session())
+        self.assertEqual([text for text, _ in found], ["A", "B", "C"])
+        self.assertNotIn(os.getpid(), [pid for _, pid in found])
+        self.assertEqual(scan.run_tasks(work, [], shared_session()), [])
 
     def test_failure(self) -> None:
-        """The first failure is raised, and no further tasks are begun."""
-        all_cancelled = threading.Event()
-        begun = []
-
-        class Threads(ThreadPoolExecutor):
-            def submit(self, *args: Any, **kwargs: Any) -> Future[Any]:
-                future = super().submit(*args, **kwargs)
-                if args[-1] == 9:
-                    future.add_done_callback(lambda _: all_cancelled.set())
-                return future
+        """The error of a task is raised in the driver."""
 
         def work(task: int) -> None:
-            begun.append(task)
-            if task:
-                all_cancelled.wait(60)
-            raise ValueError(task)
+            raise PipelineError(f"task {task} failed")
 
-        self.patch(scan, "ThreadPoolExecutor", Threads)
-        self.patch(os, "cpu_count", lambda: 1)
-        error = self.assertRaises(ValueError, scan.run_tasks, work, range(10), None)
-        self.assertEqual(error.args, (0,))
-        self.assertIn(begun, ([0], [0, 1]))
+        with self.assertRaises(PipelineError) as caught, spark_errors_shortened():
+            scan.run_tasks(work, [7], shared_session())
+        self.assertEqual(str(caught.exception), "task 7 failed")

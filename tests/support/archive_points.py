@@ -13,12 +13,14 @@ from synapse_replication.pipeline.archive import row_archive
 from synapse_replication.pipeline.archive.delta_table import ArchiveTable
 from synapse_replication.pipeline.archive.job import _ArchiveJob
 from synapse_replication.pipeline.archive.row_archive import RowsArchiver
+from synapse_replication.pipeline.spark.session import SparkJob
 
 
 class Point(enum.Enum):
     """A point of a run, in the order in which the first batch reaches them."""
 
     PLANNED = "planned"
+    STARTED = "started"
     WRITTEN = "written"
     COMMITTED = "committed"
     ALL_COMMITTED = "all-committed"
@@ -48,6 +50,7 @@ def watched(watch: Callable[[Point], object]) -> Iterator[None]:
             stack.enter_context(mock.patch.object(owner, name, call))
 
         surround(RowsArchiver, "_plan", Point.PLANNED)
+        surround(SparkJob, "__call__", Point.STARTED)
         surround(row_archive, "run_tasks", Point.WRITTEN)
         surround(_ArchiveJob, "_write_recordings", Point.WRITTEN)
         surround(ArchiveTable, "commit", Point.COMMITTED)

@@ -2,7 +2,7 @@
 
 ::
 
-    python -m scripts.tools.archive_kills --kills 24 --seed 1
+    python -m scripts.tools.archive_kills --kills 40 --seed 1
     python -m scripts.tools.archive_kills --two-drivers 8 --seed 1
 
 New rows are written to a private PostgreSQL before each run. A run is a separate

@@ -18,7 +18,7 @@ from tests.support.archive_points import Point
 
 
 @click.command()
-@click.option("--kills", default=24, show_default=True, help="The number of kills.")
+@click.option("--kills", default=40, show_default=True, help="The number of kills.")
 @click.option(
     "--two-drivers",
     default=0,

@@ -47,14 +47,13 @@ class Kill:
 
 
 def plan_kills(count: int, rng: random.Random) -> list[Kill]:
-    """Plan a kill at each named point, then further kills at random times."""
+    """Plan kills of all victims at each named point, then more at random times."""
     kills = [
-        Kill(
-            VICTIMS[index % len(VICTIMS)],
-            point,
-            1 if point in _ONCE else rng.randint(1, 2),
-        )
-        for index, point in enumerate(Point)
+        Kill(victims, point, 1 if point in _ONCE else rng.randint(1, 2))
+        for point in Point
+        for victims in VICTIMS
+        # Java is started after the plan.
+        if (victims, point) != ("java", Point.PLANNED)
     ]
     while len(kills) < count:
         kills.append(
@@ -73,10 +72,10 @@ def kill_process(python: int, victims: str) -> None:
     :param python: the id of the Python process, which leads its own process group.
     :param victims: one of :data:`VICTIMS`.
     """
-    if victims == "both":
-        os.killpg(python, signal.SIGKILL)
-        return
-    victim = python if victims == "python" else _java_of(python)
+    java = _java_of(python)
+    if victims == "both" and java is not None:
+        os.kill(java, signal.SIGKILL)
+    victim = java if victims == "java" else python
     if victim is None:
         return
     # Open the process before killing it, because its id may be reused afterwards.

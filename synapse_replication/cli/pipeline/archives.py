@@ -154,12 +154,14 @@ def _archive(settings: ArchiveSettings, address: tuple[str, int] | None) -> Numb
 
 def _repair(settings: ArchiveSettings, *, as_json: bool) -> None:
     from synapse_replication.pipeline.archive.repair import repair_archive
+    from synapse_replication.pipeline.spark.session import spark_job
 
     source = settings.source_options()
     assert source is not None
-    repairs = repair_archive(
-        settings.archive, source, lambda text: click.echo(text, err=True)
-    )
+    with spark_job("synapse-replication repair", master=settings.master) as spark:
+        repairs = repair_archive(
+            settings.archive, source, spark, lambda text: click.echo(text, err=True)
+        )
     if as_json:
         shown = [
             {
@@ -178,8 +180,7 @@ def _repair(settings: ArchiveSettings, *, as_json: bool) -> None:
         click.echo("no file is damaged")
 
 
-#: The output formats: the keys of ``pipeline.export.OPTIONS``. This copy keeps the help
-#: from importing the job.
+#: The output formats.
 FORMATS = ("parquet", "csv", "jsonl")
 
 
@@ -209,9 +210,10 @@ FORMATS = ("parquet", "csv", "jsonl")
 @click.option(
     "--where",
     metavar="SQL",
-    help="Export only the rows for which this expression over the columns is true, for "
-    "instance \"stream = 'events' AND day >= '2026-01-31'\".",
+    help="Export only the rows for which this expression of Spark's SQL over the "
+    "columns is true, for instance \"stream = 'events' AND day >= '2026-01-31'\".",
 )
+@options.master_option
 @options.json_option
 def export_command(
     archive: str,
@@ -219,6 +221,7 @@ def export_command(
     format_: str,
     stream: str | None,
     where: str | None,
+    master: str | None,
     as_json: bool,
 ) -> None:
     """Write rows of an archive to a file for other programs.
@@ -228,10 +231,16 @@ def export_command(
     """
     from synapse_replication.pipeline.export import export_rows
     from synapse_replication.pipeline.progress import JobProgress
+    from synapse_replication.pipeline.spark.session import spark_job
 
-    with JobProgress(sys.stderr, 1) as progress:
+    with (
+        JobProgress(sys.stderr, 1) as progress,
+        spark_job(
+            "synapse-replication export", master=master, progress=progress
+        ) as spark,
+    ):
         progress.begin("write rows")
-        rows = export_rows(archive, out, format_, where, stream=stream)
+        rows = export_rows(archive, out, format_, where, spark, stream=stream)
     if as_json:
         click.echo(json.dumps({"rows": rows, "folder": out, "format": format_}))
     else:

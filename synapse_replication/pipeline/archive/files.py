@@ -30,7 +30,7 @@ from pyarrow import parquet
 from synapse_replication.durable import sync_folder
 from synapse_replication.errors import excerpt
 from synapse_replication.pipeline.archive.store import MISSING_REASON, ArchiveStore
-from synapse_replication.pipeline.scan import FEW_ROWS, Spark, grouped, run_tasks
+from synapse_replication.pipeline.scan import Spark, grouped, run_tasks
 from synapse_replication.pipeline.schemas import DAY
 
 if TYPE_CHECKING:
@@ -319,21 +319,20 @@ def _sizes(store: ArchiveStore, uri: str) -> dict[str, int]:
 
 
 def find_damage(
-    store: ArchiveStore, files: Sequence[ArchivedFile], spark: Spark | None = None
+    store: ArchiveStore, files: Sequence[ArchivedFile], spark: Spark
 ) -> list[DamagedFile]:
-    """Read files, and return the damaged ones.
+    """Read files on executors, and return the damaged ones.
 
-    :param spark: called if there are many rows; ``None`` to read the files in this
-        process.
+    :param spark: called if there are files.
     """
 
     def check(group: Iterable[ArchivedFile]) -> list[DamagedFile]:
         reasons = ((file, _check_file(store, file)) for file in group)
         return [DamagedFile(file, reason) for file, reason in reasons if reason]
 
-    if spark is None or sum(file.row_count for file in files) <= FEW_ROWS:
-        return check(files)
-    found = run_tasks(check, grouped(files), spark)
+    if not files:
+        return []
+    found = run_tasks(check, grouped(files), spark())
     return [each for damaged in found for each in damaged]
 
 

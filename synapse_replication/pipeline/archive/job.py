@@ -12,8 +12,8 @@ by its name without its folder, so that it may be moved to another folder. The a
 stores the size of each recording, to detect a recording that was continued after it had
 been archived. Only closed recordings are archived.
 
-Spark is started when the first large recording or the first large batch is archived:
-plans, small batches, commits and maintenance do not need it.
+Spark is started when there are rows or recordings to archive: plans, commits and
+maintenance do not need it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import attrs
 
@@ -37,15 +37,12 @@ from synapse_replication.pipeline.archive.metrics import ArchiveMetrics
 from synapse_replication.pipeline.archive.row_archive import RowsArchiver, WrittenRows
 from synapse_replication.pipeline.archive.store import ArchiveStore
 from synapse_replication.pipeline.progress import Display
-from synapse_replication.pipeline.scan import FEW_IDS, batched, run_tasks
+from synapse_replication.pipeline.scan import batched, run_tasks
 from synapse_replication.pipeline.schemas import ARCHIVED_WIRE_SCHEMA
 from synapse_replication.pipeline.settings import PipelineSettings
 from synapse_replication.pipeline.source.options import SourceOptions, reader_options
-from synapse_replication.pipeline.spark.session import SparkJob, spark_job
+from synapse_replication.pipeline.spark.session import SparkJob
 from synapse_replication.pipeline.wire_lines import recordings_in, scan_recordings
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 #: The number of batches between two searches for small files.
 _BATCHES_BETWEEN_COMPACTIONS: Final = 20
@@ -186,6 +183,7 @@ class _ArchiveJob:
         options, limit = self._settings.source_options(), self._settings.batch_ids
         self._store = ArchiveStore.at(self._settings.archive)
         self._numbers = Numbers()
+        self._spark = SparkJob("synapse-replication archive", self._settings.master)
         self._rows: RowsArchiver | None = None
         if options is not None:
             self._rows = RowsArchiver(
@@ -194,32 +192,21 @@ class _ArchiveJob:
         self._wire: ArchiveTable | None = None
         self._batches_since_compaction = 0
         self._next_vacuum = time.monotonic() + _VACUUM_SECONDS
-        self._stack = ExitStack()
-        self._started: SparkJob | None = None
-        self._install_handlers: Callable[[], None] = lambda: None
 
     def run(self, *, with_signals: bool) -> Numbers:
         self._store.streams()
         find_closed_recordings(self._settings.recordings)
-        with self._stack as stack:
+        with ExitStack() as stack:
             if with_signals:
-                handlers = _set_by_signals(self._stopping)
-                self._install_handlers = stack.enter_context(handlers)
+                # Spark installs its own handler of SIGINT.
+                self._spark.started = stack.enter_context(
+                    _set_by_signals(self._stopping)
+                )
+            stack.enter_context(self._spark)
             while True:
                 self._cycle()
                 if self._settings.once or self._stopping.wait(self._settings.every):
                     return self._numbers
-
-    def _spark(self) -> SparkSession:
-        if self._started is None:
-            self._report("starting Spark")
-            self._started = self._stack.enter_context(
-                spark_job("synapse-replication archive", master=self._settings.master)
-            )
-            self._started()
-            # Spark has installed its own.
-            self._install_handlers()
-        return self._started()
 
     def _cycle(self) -> None:
         self._archive_recordings()
@@ -286,10 +273,7 @@ class _ArchiveJob:
             self._report(f"{commands:,} commands of {len(recordings)} recordings")
 
     def _write_recordings(self, paths: Iterable[Path]) -> list[WrittenFile]:
-        """Write recordings to files of the table of recorded commands.
-
-        Few lines are written by this process, others on executors.
-        """
+        """Write recordings to files of the table of recorded commands."""
         store, scan = self._store, scan_recordings(paths)
         today = datetime.datetime.now(datetime.timezone.utc).date()
 
@@ -300,8 +284,9 @@ class _ArchiveJob:
                 writer.write(batch)
             return writer.close()
 
-        spark = self._spark if scan.ids > FEW_IDS else None
-        written = run_tasks(write, scan.tasks, spark)
+        self._spark.start(few_rows=True)
+        self._report("starting Spark")
+        written = run_tasks(write, scan.tasks, self._spark())
         return [file for files in written for file in files]
 
     # -- maintenance -------------------------------------------------------------------

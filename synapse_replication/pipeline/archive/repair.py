@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import Final
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, Final
 
 import attrs
 import pyarrow as pa
@@ -22,10 +23,12 @@ from synapse_replication.pipeline.archive import files
 from synapse_replication.pipeline.archive.delta_table import ArchiveTable
 from synapse_replication.pipeline.archive.log import offsets_around, read_purged_ranges
 from synapse_replication.pipeline.archive.store import MISSING_REASON, ArchiveStore
+from synapse_replication.pipeline.scan import Spark, run_tasks
 from synapse_replication.pipeline.source.connections import read_transaction
 from synapse_replication.pipeline.source.offsets import StreamOffset
 from synapse_replication.pipeline.source.options import SourceOptions
 from synapse_replication.pipeline.source.planning import Planner
+from synapse_replication.pipeline.source.ranges import Part
 from synapse_replication.pipeline.source.reading import (
     SkippedId,
     read_part,
@@ -84,10 +87,14 @@ class Repair:
 
 
 def repair_archive(
-    archive: str, options: SourceOptions, report: Callable[[str], object]
+    archive: str,
+    options: SourceOptions,
+    spark: Spark,
+    report: Callable[[str], object],
 ) -> list[Repair]:
     """Repair the tables of all streams that the options select.
 
+    :param spark: called if there are files to check.
     :param report: called with a description of each step.
     :raises PipelineError: if the archive or the database cannot be read, another driver
         is at work, or a file has no range of tokens. Tables that were repaired before
@@ -112,12 +119,12 @@ def repair_archive(
         damaged = files.wrong_sizes(store, table.files)
         damaged_files = {each.file for each in damaged}
         rest = [file for file in table.files if file not in damaged_files]
-        damaged += files.find_damage(store, rest)
+        damaged += files.find_damage(store, rest, spark)
         for each in damaged:
             report(str(each))
         if damaged or log_files:
             repairs.append(
-                _repair(store, options, table, damaged, lost_commits, report)
+                _repair(store, options, table, damaged, lost_commits, spark, report)
             )
     return repairs
 
@@ -161,43 +168,121 @@ def _repair(
     table: ArchiveTable,
     damaged: Sequence[files.DamagedFile],
     lost_commits: Sequence[int],
+    spark: Spark,
     report: Callable[[str], object],
 ) -> Repair:
     delta = table.delta
     assert delta is not None, "the files and commits to repair are those of a table"
-    purged = read_purged_ranges(delta, table.name)
-    purged_up_to = max((each.last_token for each in purged), default=0)
     damaged_files = [each.file for each in damaged]
     intact = [file for file in table.files if file not in damaged_files]
     days = frozenset(file.day for file in damaged_files)
-    # Offsets between which rows are read again, and the days of these rows; none for
-    # any day.
-    offset_ranges: list[tuple[StreamOffset, StreamOffset, Collection[str]]] = [
-        (StreamOffset(low - 1), StreamOffset(high), days)
-        for low, high in _ranges(damaged_files)
-    ]
-    if lost_commits:
-        offset_ranges.append((*offsets_around(delta, lost_commits), ()))
+    ranges = _ranges(damaged_files)
     today = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
     first_day = datetime.date.fromisoformat(min([*days, today]))
-    writer = files.DayWriter(store, table.uri, "written_ts", first_day)
-    written_keys: list[pa.Table] = []
-    for start, end, days_of_rows in offset_ranges:
-        archived_keys = _keys(store, intact, start.least + 1, end.furthest)
-        for rows in _stored(options, table.name, start, end, report):
-            lacking = _without(rows, pa.concat_tables([archived_keys, *written_keys]))
-            if days_of_rows:
-                lacking = _of_days(lacking, days_of_rows)
-            else:
-                lacking = lacking.filter(pc.field("stream_id") > purged_up_to)
-            written_keys.append(lacking.select(_KEY).cast(_KEY_SCHEMA))
-            for batch in lacking.to_batches():
-                writer.write(batch)
-    written = writer.close()
+    lost_rows = _LostRows(store, table.uri, intact, first_day, ranges, days)
+    offsets = [(StreamOffset(low - 1), StreamOffset(high)) for low, high in ranges]
+    tasks = _tasks(options, table.name, offsets, lost_rows.write)
+    if lost_commits:
+        purged = read_purged_ranges(delta, table.name)
+        above = max((each.last_token for each in purged), default=0)
+        lost_rows = attrs.evolve(lost_rows, outside=True, above=above)
+        offsets = [offsets_around(delta, lost_commits)]
+        tasks += _tasks(options, table.name, offsets, lost_rows.write)
+    written: list[files.WrittenFile] = []
+    for found, skipped in run_tasks(_call, tasks, spark()):
+        written += found
+        for each in skipped:
+            report(str(each))
     if written or damaged_files:
         table.commit(written, replaced=damaged_files)
     rows = sum(file.rows for file in written)
     return Repair(table.name, damaged, len(lost_commits), rows)
+
+
+#: What a task has written, and the ids whose rows it could not convert.
+_Written = tuple[list[files.WrittenFile], list[SkippedId]]
+_Task = Callable[[], _Written]
+
+
+def _call(task: _Task) -> _Written:
+    return task()
+
+
+def _tasks(
+    options: SourceOptions,
+    stream: str,
+    offsets: Iterable[tuple[StreamOffset, StreamOffset]],
+    write: Callable[[Mapping[str, Any], Part], _Written],
+) -> list[_Task]:
+    """Return a task for each part of the rows between two offsets."""
+    planner = Planner(options, continuous=True)
+    tasks: list[_Task] = []
+    with read_transaction(options.conninfo) as txn:
+        selections = [s for s in planner.select(txn) if s.stream.name == stream]
+        for start, end in offsets:
+            plan = planner.plan(txn, selections, {stream: start}, {stream: end})
+            tasks += (partial(write, plan.conninfo, part) for part in plan.parts)
+    return tasks
+
+
+@attrs.frozen
+class _LostRows:
+    """The rows of a table that no intact file has; they are written in tasks.
+
+    Rows of other days than those of the damaged files have been purged. Those of lost
+    commits may be of any day: of these, the rows above all purged tokens are lost.
+
+    :ivar ranges: the ranges of tokens of the damaged files.
+    :ivar days: the days of the damaged files.
+    :ivar outside: whether to write the rows of lost commits, except those of damaged
+        files, instead of the rows of damaged files.
+    :ivar above: the greatest purged token.
+    """
+
+    store: ArchiveStore
+    uri: str
+    intact: Sequence[files.ArchivedFile]
+    first_day: datetime.date
+    ranges: Sequence[tuple[int, int]]
+    days: Collection[str]
+    outside: bool = False
+    above: int = 0
+
+    def write(self, conninfo: Mapping[str, Any], part: Part) -> _Written:
+        """Write the lost rows of a part that the database has, and can convert."""
+        writer = files.DayWriter(self.store, self.uri, "written_ts", self.first_day)
+        skipped: list[SkippedId] = []
+        with task_connection(conninfo) as connection:
+            batches = list(read_part(connection, conninfo, part, skipped=skipped))
+        if batches:
+            rows = pa.Table.from_batches(batches)
+            lost = self._of_damaged_files(rows)
+            if self.outside:
+                lost = pc.and_(
+                    pc.invert(lost), pc.greater(rows.column("stream_id"), self.above)
+                )
+            archived = _keys(self.store, self.intact, part.low + 1, part.high)
+            for batch in _without(rows.filter(lost), archived).to_batches():
+                writer.write(batch)
+        return writer.close(), skipped
+
+    def _of_damaged_files(self, rows: pa.Table) -> pa.ChunkedArray:
+        """Return for each row whether its token and its day are of a damaged file.
+
+        A row without a time may be of any day.
+        """
+        written, tokens = rows.column("written_ts"), rows.column("stream_id")
+        days = pa.array(sorted(self.days), pa.string())
+        found = pc.or_(
+            pc.is_null(written), pc.is_in(pc.strftime(written, "%Y-%m-%d"), days)
+        )
+        within = pa.chunked_array([pa.repeat(pa.scalar(False), rows.num_rows)])
+        for low, high in self.ranges:
+            of_range = pc.and_(
+                pc.greater_equal(tokens, low), pc.less_equal(tokens, high)
+            )
+            within = pc.or_(within, of_range)
+        return pc.and_(found, within)
 
 
 def _ranges(found: Iterable[files.ArchivedFile]) -> list[tuple[int, int]]:
@@ -234,40 +319,8 @@ def _keys(
     return pa.concat_tables(found)
 
 
-def _stored(
-    options: SourceOptions,
-    stream: str,
-    start: StreamOffset,
-    end: StreamOffset,
-    report: Callable[[str], object],
-) -> Iterator[pa.Table]:
-    """Yield the rows between two offsets that the database has, and can convert."""
-    planner = Planner(options, continuous=True)
-    with read_transaction(options.conninfo) as txn:
-        selections = [s for s in planner.select(txn) if s.stream.name == stream]
-        plan = planner.plan(txn, selections, {stream: start}, {stream: end})
-    with task_connection(plan.conninfo) as connection:
-        for part in plan.parts:
-            skipped: list[SkippedId] = []
-            batches = list(read_part(connection, plan.conninfo, part, skipped=skipped))
-            for each in skipped:
-                report(str(each))
-            if batches:
-                yield pa.Table.from_batches(batches)
-
-
 def _without(rows: pa.Table, excluded_keys: pa.Table) -> pa.Table:
     """Return the rows whose keys are not excluded, in the same order."""
     numbered = rows.select(_KEY).append_column("at", pa.array(range(rows.num_rows)))
     left = numbered.join(excluded_keys, keys=_KEY, join_type="left anti")
     return rows.take(left.column("at").sort())
-
-
-def _of_days(rows: pa.Table, days: Collection[str]) -> pa.Table:
-    """Return the rows of some days, and those without a time.
-
-    Rows of other days have been purged.
-    """
-    written = rows.column("written_ts")
-    of_days = pc.is_in(pc.strftime(written, "%Y-%m-%d"), pa.array(sorted(days)))
-    return rows.filter(pc.or_(pc.is_null(written), of_days))

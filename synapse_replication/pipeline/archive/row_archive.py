@@ -11,7 +11,7 @@ import datetime
 import functools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
@@ -23,12 +23,16 @@ from synapse_replication.pipeline.archive.files import (
     wrong_sizes,
 )
 from synapse_replication.pipeline.archive.store import ArchiveStore, storage_error_text
-from synapse_replication.pipeline.scan import FEW_ROWS, Spark, batched, run_tasks
+from synapse_replication.pipeline.scan import batched, run_tasks
 from synapse_replication.pipeline.source import completeness, planning, reading
 from synapse_replication.pipeline.source.connections import read_transaction
 from synapse_replication.pipeline.source.offsets import StreamOffset
 from synapse_replication.pipeline.source.options import SourceOptions
 from synapse_replication.pipeline.source.ranges import Part
+from synapse_replication.pipeline.spark.session import SparkJob
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 #: The default number of tasks per core in a batch. With more tasks, cores are idle for
 #: a shorter time while the last tasks of a batch run.
@@ -71,14 +75,13 @@ class RowsArchiver:
     A row is complete if its writer cannot commit a row with a lower id any more. Not
     thread-safe.
 
-    :param spark: called if there are so many ids that executors read them faster than
-        this process, although Spark must be started.
+    :param spark: started as soon as it is certain that there are rows to archive.
     :param batch_ids: the maximum number of ids in a batch, unless a single part has
         more; ``None`` for the number that :data:`_TASKS_PER_CORE` tasks per core read.
     :param report: called with messages for the user.
     """
 
-    _spark: Spark
+    _spark: SparkJob
     _store: ArchiveStore
     _options: SourceOptions
     _batch_ids: int | None
@@ -101,21 +104,23 @@ class RowsArchiver:
         """
         plan = self._plan()
         left = sum(part.size for part in plan.parts)
-        spark = self._spark if left > FEW_ROWS else None
         if left:
-            self._report(f"{left:,} ids to archive")
-        for batch in batches_of(plan, self._limit(spark)):
-            if stopped():
-                return
-            left -= sum(part.size for part in batch.parts)
-            yield self._write(batch, plan.conninfo, spark, left)
+            # Rows are read and written in Python, so that Java has little to do.
+            self._spark.start(few_rows=True)
+            self._report(f"{left:,} ids to archive; starting Spark")
+            session = self._spark()
+            for batch in batches_of(plan, self._limit(session)):
+                if stopped():
+                    return
+                left -= sum(part.size for part in batch.parts)
+                yield self._write(batch, plan.conninfo, session, left)
         self.offsets.update(plan.end)
 
-    def _limit(self, spark: Spark | None) -> int:
+    def _limit(self, session: SparkSession) -> int:
         """Return the maximum number of ids in a batch."""
         if self._batch_ids is not None:
             return self._batch_ids
-        cores = 1 if spark is None else spark().sparkContext.defaultParallelism
+        cores = session.sparkContext.defaultParallelism
         return _TASKS_PER_CORE * cores * planning.IDS_PER_TASK
 
     def lag(self) -> dict[tuple[str, str], int]:
@@ -166,13 +171,17 @@ class RowsArchiver:
         return table
 
     def _write(
-        self, batch: Batch, conninfo: Mapping[str, Any], spark: Spark | None, left: int
+        self,
+        batch: Batch,
+        conninfo: Mapping[str, Any],
+        session: SparkSession,
+        left: int,
     ) -> WrittenRows:
         begun = time.monotonic()
         today = datetime.datetime.now(datetime.timezone.utc).date()
         write = functools.partial(write_parts, self._store, conninfo, today)
         tasks = planning.pack(batch.parts, None)
-        results = run_tasks(write, tasks, spark)
+        results = run_tasks(write, tasks, session)
         files = [file for found, _ in results for file in found]
         rows = {}
         for stream, offset in sorted(batch.offsets.items()):
@@ -209,7 +218,7 @@ def write_parts(
     today: datetime.date,
     parts: Iterable[Part],
 ) -> tuple[list[WrittenFile], list[reading.SkippedId]]:
-    """Write rows from the database to files, in this process.
+    """Write rows from the database to files, in a task.
 
     :param today: the day to assign to rows whose time of writing is unknown.
     :return: the files, and the ids whose rows cannot be read because of their content.

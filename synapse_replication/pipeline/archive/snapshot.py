@@ -104,7 +104,7 @@ class Snapshot:
     def verified(self, spark: Spark) -> Snapshot:
         """Read all files, and return a snapshot without the damaged ones.
 
-        :param spark: called if there are many rows.
+        :param spark: called if there are files.
         """
         files = [*self.files, *self.wire_files]
         return self._without(find_damage(self.store, files, spark))

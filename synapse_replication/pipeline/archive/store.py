@@ -57,9 +57,10 @@ _HINTS: Final = read_table(Path(__file__).with_name("hints.csv"))
 _STREAMS: Final = "streams"
 _WIRE: Final = "wire"
 
-#: The prefixes of the environment variables that configure access to an object
-#: store.
-_ENVIRONMENT: Final = ("AWS_", "GOOGLE_", "AZURE_")
+_S3: Final = "s3://"
+
+#: The prefix of the environment variables that configure access to an object store.
+_ENVIRONMENT: Final = "AWS_"
 
 
 def _environment() -> dict[str, str]:
@@ -89,13 +90,20 @@ class ArchiveStore:
     def at(cls, archive: str | os.PathLike[str]) -> ArchiveStore:
         """Return the store of an archive that need not exist yet.
 
-        Only a local location is checked.
+        An object store is not accessed yet.
 
-        :raises PipelineError: if the location is unusable.
+        :raises PipelineError: if the location is unusable, or its scheme is not that of
+            a supported object store.
         """
         text = os.fspath(archive).rstrip("/")
-        if "://" in text:
+        if text.startswith(_S3):
             return cls(text, _environment())
+        if "://" in text:
+            # Libraries know other stores, but retry for many minutes before they fail.
+            raise PipelineError(
+                f"--archive {excerpt(text)}: give a folder or s3://BUCKET/PATH; "
+                "for another store, mount it, or use its S3-compatible interface"
+            )
         store = cls(str(Path(text or "/").absolute()))
         if wrong := sorted(set(store.uri) & set("*?[]{}\\%#")):
             raise PipelineError(
@@ -247,36 +255,12 @@ class ArchiveStore:
 
     @property
     def filesystem(self) -> FileSystem:
-        """The file system for pyarrow.
-
-        :raises PipelineError: if the URI is invalid, or its scheme is unknown.
-        """
-        return self._located()[0]
+        """The file system for pyarrow."""
+        return fs.LocalFileSystem() if self.is_local else _s3(self.options)
 
     def path(self, uri: str) -> str:
-        """Return the path of a table in the file system.
-
-        :raises PipelineError: as :attr:`filesystem`.
-        """
-        return self._located()[1] + uri.removeprefix(self.uri)
-
-    def _located(self) -> tuple[FileSystem, str]:
-        """Return the file system, and the path of the archive in it.
-
-        :raises PipelineError: if the URI is invalid, or its scheme is unknown.
-        """
-        if self.is_local:
-            return fs.LocalFileSystem(), self.uri
-        if self.uri.startswith("s3://"):
-            return _s3(self.options), self.uri.removeprefix("s3://")
-        try:
-            found, path = fs.FileSystem.from_uri(self.uri)
-        except (pa.ArrowException, OSError, ValueError) as error:
-            raise PipelineError(
-                f"--archive {excerpt(self.uri)}: {error}; give a folder or "
-                "s3://BUCKET/PATH"
-            ) from error
-        return found, path
+        """Return the path of a table in the file system."""
+        return uri.removeprefix(_S3)
 
     def _unreachable(self, error: Exception) -> PipelineError:
         return PipelineError(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import attrs
@@ -129,7 +130,16 @@ def _deployment(
             "libpq or config to the path of the homeserver's configuration"
         )
     if "config" in given:
-        settings = PipelineSettings.of_config([given["config"]])
+        path = Path(given["config"])
+        if not path.is_absolute() and not path.exists():
+            # Options are parsed in a process of Spark, which remains in the folder in
+            # which Java was started.
+            raise PipelineError(
+                f"option config is '{excerpt(str(path))}', a relative path, and "
+                f"{Path.cwd()}, the folder in which Spark was started, has no such "
+                "file; write an absolute path"
+            )
+        settings = PipelineSettings.of_config([str(path)])
         return settings, settings.declared
     try:
         settings = PipelineSettings.of_dsn(given["dsn"])

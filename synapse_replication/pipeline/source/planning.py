@@ -44,9 +44,10 @@ from synapse_replication.storage.id_streams import exists
 #: The number of ids for which a separate task pays off.
 IDS_PER_TASK = 250_000
 
-#: The maximum number of tasks, unless the option ``numPartitions`` is set. It is
-#: approximate, because dividing several parts may add one task for each of them.
-MAX_TASKS = 400
+#: The maximum number of tasks, unless the option ``numPartitions`` is set: that of 10
+#: billion ids. It bounds the plan in the driver. It is approximate, because dividing
+#: several parts may add one task for each of them.
+MAX_TASKS = 40_000
 
 #: The number of unused rows that are read rather than begin another query.
 _GAP = 100

@@ -66,7 +66,7 @@ class ClassArchive:
                 found = os.stat(each)
                 digest.update(f" {found.st_size} {found.st_mtime_ns}\n".encode())
         key = f"java{java.version}-{digest.hexdigest()[:16]}"
-        return cls(java, class_path, _folder(), key)
+        return cls(java, class_path, cache_folder(), key)
 
     def find(self) -> Path | None:
         """Return the archive's file; ``None`` if there is none, or it is incomplete."""
@@ -151,8 +151,11 @@ class ClassArchive:
                 each.unlink(missing_ok=True)
 
 
-def _folder() -> Path | None:
-    """Return the folder, which is created; ``None`` if it cannot be used."""
+def cache_folder() -> Path | None:
+    """Return the folder, which is created; ``None`` if it cannot be used.
+
+    Only the user may write to it.
+    """
     try:
         given = os.environ.get("XDG_CACHE_HOME", "")
         base = Path(given) if os.path.isabs(given) else Path.home() / ".cache"

@@ -22,7 +22,8 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 from synapse_replication.data_files import read_table
 from synapse_replication.errors import PipelineError, SparkMissingError
@@ -44,6 +45,9 @@ _FEW_ROWS_SETTINGS = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
 }
+
+#: The sessions with which the data source is registered.
+_WITH_SOURCE: WeakSet[SparkSession] = WeakSet()
 
 _INSTALL_SPARK = "install it with: pip install 'synapse_replication[spark]'"
 
@@ -139,7 +143,9 @@ class _Session:
             # would cost more than the work. Queries over more data set a larger number.
             tasks = str(2 * session.sparkContext.defaultParallelism)
             session.conf.set(_SHUFFLE_PARTITIONS, tasks)
-        session.dataSource.register(SynapseReplicationDataSource)
+        if session not in _WITH_SOURCE:
+            session.dataSource.register(SynapseReplicationDataSource)
+            _WITH_SOURCE.add(session)
         return session
 
     def end(self) -> None:
@@ -167,24 +173,31 @@ def own_session(session: SparkSession) -> SparkSession:
     return own
 
 
-class SparkJob:
+class SparkJob(contextlib.AbstractContextManager["SparkJob"]):
     """The Spark of one job: Java starts in the background, the session when needed.
 
-    Calling the object returns the session. Not thread-safe.
+    Calling the object returns the session. Nothing starts before :meth:`start` or the
+    first call. Within its context, exceptions of Spark are shortened. All results must
+    be stored when the context ends: Java is killed then, if nothing is left to stop
+    (see :mod:`~synapse_replication.pipeline.spark.start`). Not thread-safe.
 
     :param app_name: the name that Spark's web UI shows.
     :param master: see :func:`make_session`.
     :param progress: shows Spark's tasks as soon as there is a session; ``None`` if the
         job shows them itself.
+    :ivar started: called when the session has been made.
     """
 
     def __init__(
-        self, app_name: str, master: str | None, progress: JobProgress | None
+        self, app_name: str, master: str | None, progress: JobProgress | None = None
     ) -> None:
+        self.started: Callable[[], object] = lambda: None
         self._own = _Session(app_name, master, {})
         self._progress = progress
         self._session: SparkSession | None = None
         self._stack = contextlib.ExitStack()
+        self._stack.callback(self._own.end)
+        self._stack.enter_context(spark_errors_shortened())
 
     def start(self, *, few_rows: bool = False) -> None:
         """Begin to start Java, and return at once.
@@ -192,8 +205,8 @@ class SparkJob:
         The first call counts. Call it as soon as it is certain that the job reads rows,
         so that Java starts while the job does other things.
 
-        :param few_rows: whether the job ends within a few seconds, so that Java's
-            optimising compiler would cost more time than it saves.
+        :param few_rows: whether Java has little to do, so that its optimising compiler
+            would cost more time than it saves.
         :raises SparkMissingError: if Java is missing or too old, or nothing listens at
             the master's address.
         """
@@ -209,35 +222,19 @@ class SparkJob:
             self._session = self._own.get()
             if self._progress is not None:
                 self._stack.enter_context(self._progress.watching(self._session))
+            self.started()
         return self._session
 
-    def end(self) -> None:
-        """Stop what this object has started. A session that existed before goes on."""
-        self._stack.close()
-        self._own.end()
+    def __exit__(self, *exception: Any) -> bool | None:
+        """End what this object has started. A session that existed before goes on."""
+        return self._stack.__exit__(*exception)
 
 
-@contextlib.contextmanager
 def spark_job(
     app_name: str, *, master: str | None = None, progress: JobProgress | None = None
-) -> Iterator[SparkJob]:
-    """Yield the Spark of a job, and end it with the context.
-
-    Nothing starts before :meth:`SparkJob.start` or the first call of the object. All
-    results must be stored when the context ends: Java is killed then, if nothing is
-    left to stop (see :mod:`~synapse_replication.pipeline.spark.start`).
-
-    :param app_name: the name that Spark's web UI shows.
-    :param master: see :func:`make_session`.
-    :param progress: shows Spark's tasks.
-    :raises PipelineError: if Spark raises an exception within the context.
-    """
-    job = SparkJob(app_name, master, progress)
-    try:
-        with spark_errors_shortened():
-            yield job
-    finally:
-        job.end()
+) -> SparkJob:
+    """Return the Spark of a job, as a context; see :class:`SparkJob`."""
+    return SparkJob(app_name, master, progress)
 
 
 @contextlib.contextmanager

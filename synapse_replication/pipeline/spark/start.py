@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pwd
 import re
 import shlex
 import shutil
@@ -33,7 +34,7 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 
 from synapse_replication.errors import SparkMissingError, excerpt
-from synapse_replication.pipeline.spark.class_archive import ClassArchive
+from synapse_replication.pipeline.spark.class_archive import ClassArchive, cache_folder
 from synapse_replication.pipeline.spark.java import (
     JavaErrors,
     filtered_stderr,
@@ -316,7 +317,8 @@ class JavaStart:
     :param few_rows: whether the job ends within a few seconds.
     :param is_job: whether :meth:`end` will be called. It makes the class archive, if
         there is none.
-    :raises SparkMissingError: if Java is missing or too old.
+    :raises SparkMissingError: if Java is missing or too old, or cannot work for this
+        user, or with the folder of temporary files.
     """
 
     def __init__(
@@ -328,6 +330,7 @@ class JavaStart:
         few_rows: bool = False,
         is_job: bool = False,
     ) -> None:
+        _check_user()
         self._java = find_java()
         self._settings = dict(settings)
         self._errors = JavaErrors()
@@ -449,17 +452,14 @@ class JavaStart:
         archive that it has written is then adopted.
         """
         process, session = self.process, _running_session()
-        if session is None or process is None:
-            if session is not None:
-                session.stop()
-            if process is not None:
-                process.kill()
-        elif not self._can_be_killed:
+        is_running = process is None or process.poll() is None
+        keeps_events = process is None or not self._can_be_killed
+        if session is not None and is_running and keeps_events:
             session.stop()
-        elif self._new_archive is None:
-            process.kill()
         if process is not None:
             _forget_gateway(process)
+            if session is None or not (keeps_events or self._new_archive):
+                process.kill()
             assert process.stdin is not None
             # Java exits at the end of its standard input.
             process.stdin.close()
@@ -503,6 +503,9 @@ def _forget_gateway(process: subprocess.Popen[bytes]) -> None:
     if active is not None:
         # Its stop() would call Java.
         active._jsc = None
+        if active._accumulatorServer is not None:
+            # It would print a traceback because Java has closed the connection.
+            active._accumulatorServer.handle_error = lambda *arguments: None
         active.stop()
     session.SparkSession._instantiatedSession = None
     session.SparkSession._activeSession = None
@@ -524,14 +527,36 @@ def _temporary_folder() -> Path:
 
     Java loads native libraries from it. If programs in the folder of temporary files
     cannot be executed, it is made in the user's cache folder.
+
+    :raises SparkMissingError: if neither is possible.
     """
-    prefix = "synapse-replication-java-"
-    if os.statvfs(tempfile.gettempdir()).f_flag & os.ST_NOEXEC:
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        with contextlib.suppress(OSError):
-            cache.mkdir(parents=True, exist_ok=True)
-            return Path(tempfile.mkdtemp(prefix=prefix, dir=cache))
-    return Path(tempfile.mkdtemp(prefix=prefix))
+    prefix, usual = "synapse-replication-java-", tempfile.gettempdir()
+    if not os.statvfs(usual).f_flag & os.ST_NOEXEC:
+        return Path(tempfile.mkdtemp(prefix=prefix))
+    other = cache_folder()
+    if other is None or os.statvfs(other).f_flag & os.ST_NOEXEC:
+        raise SparkMissingError(
+            f"Java must load libraries from {usual}, which is mounted with noexec; set "
+            "TMPDIR to a folder of another file system"
+        )
+    return Path(tempfile.mkdtemp(prefix=prefix, dir=other))
+
+
+def _check_user() -> None:
+    """Check that Java can determine the name of the user.
+
+    :raises SparkMissingError: if the user is unknown, as in a container that runs with
+        any user id.
+    """
+    user = os.geteuid()
+    try:
+        pwd.getpwuid(user)
+    except KeyError:
+        raise SparkMissingError(
+            f"Java cannot determine the user, because /etc/passwd has no entry for "
+            f"user id {user}: add one (echo 'spark:x:{user}:{os.getegid()}::/tmp:/bin/"
+            "sh' >> /etc/passwd), or run the job as another user"
+        ) from None
 
 
 def _environment(home: Path, answer: Path, *, is_local: bool) -> dict[str, str]:

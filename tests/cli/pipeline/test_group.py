@@ -11,8 +11,6 @@ from typing import Any
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.cli.pipeline import pipeline_command
-from synapse_replication.cli.pipeline.archives import FORMATS
-from synapse_replication.pipeline import export
 
 #: Code that hides Spark, as if the extra were not installed.
 _HIDE_SPARK = """
@@ -118,13 +116,3 @@ class WithoutSparkTests(SynchronousTestCase):
         self.assertEqual(done.returncode, 1)
         self.assertEqual(len(done.stderr.splitlines()), 1, done.stderr)
         self.assertIn("pip install 'synapse_replication[spark]'", done.stderr)
-
-
-class ExportTests(SynchronousTestCase):
-    """
-    Tests that the definition of a command repeats the values of its job correctly.
-    """
-
-    def test_formats(self) -> None:
-        """The command accepts the formats of the job."""
-        self.assertEqual(list(FORMATS), list(export.OPTIONS))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import io
 import json
 import signal
@@ -19,8 +20,7 @@ from pyarrow import RecordBatch
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import PipelineError
-from synapse_replication.pipeline import scan
-from synapse_replication.pipeline.archive import job, row_archive
+from synapse_replication.pipeline.archive import job
 from synapse_replication.pipeline.archive.job import (
     ArchiveProgress,
     ArchiveSettings,
@@ -28,10 +28,14 @@ from synapse_replication.pipeline.archive.job import (
     run_archive,
 )
 from synapse_replication.pipeline.archive.metrics import ArchiveMetrics
+from synapse_replication.pipeline.archive.row_archive import write_parts
 from synapse_replication.pipeline.archive.snapshot import read_archive
 from synapse_replication.pipeline.archive.store import ArchiveStore
 from synapse_replication.pipeline.settings import PipelineSettings
 from synapse_replication.pipeline.source import reading
+from synapse_replication.pipeline.source.options import SourceOptions
+from synapse_replication.pipeline.source.planning import Planner
+from synapse_replication.pipeline.spark.session import SparkJob
 from synapse_replication.testing.servers import shared_postgres
 from tests.pipeline.archives import keys_of
 from tests.pipeline.shared_session import shared_session
@@ -123,10 +127,9 @@ class ArchiveTests(SynchronousTestCase):
     def test_poison(self) -> None:
         """
         A row that PostgreSQL cannot convert is skipped, counted and named, without its
-        content, and all other rows are archived, by this process and by Spark.
+        content, and all other rows are archived.
         """
-        for tasks, most in enumerate((scan.FEW_ROWS, 0)):
-            self.patch(row_archive, "FEW_ROWS", most)
+        for tasks in range(2):
             self.output.seek(0)
             add_rows(self.dsn, 50)
             bad, worse, late = (50 * tasks + id_ for id_ in (7, 30, 10))
@@ -147,7 +150,6 @@ class ArchiveTests(SynchronousTestCase):
             numbers = self.archive(metrics=metrics)
             self.assertEqual((numbers.rows, numbers.skipped), (97, 3))
             output = self.output.getvalue()
-            self.assertEqual("starting Spark" in output, most == 0)
             for table, id_ in (
                 ("receipts_linearized", bad),
                 ("receipts_linearized", worse),
@@ -171,8 +173,13 @@ class ArchiveTests(SynchronousTestCase):
         def fail(*arguments: object, **options: object) -> Iterator[RecordBatch]:
             raise PipelineError("the connection was lost")
 
+        options = SourceOptions.parse({"dsn": self.dsn})
+        plan = Planner(options, continuous=True).batch()
+        store, today = ArchiveStore.at(self.folder), datetime.date(2026, 1, 9)
         self.patch(reading, "_query", fail)
-        error = self.assertRaises(PipelineError, self.archive)
+        error = self.assertRaises(
+            PipelineError, write_parts, store, plan.conninfo, today, plan.parts
+        )
         self.assertIn("the connection was lost", str(error))
 
     def test_once(self) -> None:
@@ -181,8 +188,6 @@ class ArchiveTests(SynchronousTestCase):
         new rows, including rows of a slow writer whose ids are below those of other
         writers.
         """
-        # Read even small batches with Spark.
-        self.patch(row_archive, "FEW_ROWS", 0)
         add_rows(self.dsn, 50, with_slow=False)
         seen: list[tuple[int, int]] = []
         numbers = self.archive(watch=self.count_elsewhere(seen))
@@ -220,12 +225,27 @@ class ArchiveTests(SynchronousTestCase):
         self.assertEqual(archived.offsets["receipts"].writers["w1"], 58)
 
     def test_without_spark(self) -> None:
-        """A run that archives little, or nothing, does not start Spark."""
-        self.patch(job, "spark_job", lambda *args, **kwargs: self.fail("started"))
-        add_rows(self.dsn, 50)
-        self.assertEqual(self.archive().rows, 100)
+        """A run that finds nothing new does not start Spark, unlike any other."""
+        started = []
+
+        class Job(SparkJob):
+            def start(self, *, few_rows: bool = False) -> None:
+                started.append(few_rows)
+
+        self.patch(job, "SparkJob", Job)
         self.assertEqual(self.archive().rows, 0)
-        self.assertEqual(keys_of(self.folder), read_keys(self.dsn))
+        self.assertEqual(started, [])
+        add_rows(self.dsn, 1)
+        self.assertEqual(self.archive().rows, 2)
+        self.assertTrue(started)
+        started.clear()
+        with closing(psycopg2.connect(self.dsn)) as connection, connection:
+            # The id of a transaction that was rolled back.
+            connection.cursor().execute(
+                "SELECT nextval('cache_invalidation_stream_seq')"
+            )
+        self.assertEqual(self.archive().rows, 0)
+        self.assertEqual(started, [])
 
     def test_behind(self) -> None:
         """

@@ -18,7 +18,6 @@ from deltalake import DeltaTable
 from psycopg2 import sql
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.pipeline.archive import job
 from synapse_replication.pipeline.archive.job import (
     ArchiveProgress,
     ArchiveSettings,
@@ -32,6 +31,7 @@ from synapse_replication.storage.row_queries import STANDARD_QUERIES, RowQuery
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS
 from synapse_replication.testing.servers import shared_postgres
 from tests.pipeline.archives import keys_of
+from tests.pipeline.shared_session import shared_session
 from tests.storage.synapse_extract import SCHEMA
 from tests.support.archive_database import Key
 
@@ -127,7 +127,7 @@ class PoisonRowTests(SynchronousTestCase):
 
     def setUp(self) -> None:
         """Create the tables, with the columns that only the archive reads."""
-        self.patch(job, "spark_job", lambda *args, **kwargs: self.fail("started"))
+        shared_session()
         self.dsn = shared_postgres().new_database()
         self.folder = Path(self.mktemp()).absolute()
         self.output = io.StringIO()

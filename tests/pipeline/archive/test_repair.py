@@ -30,6 +30,7 @@ from synapse_replication.pipeline.archive.job import (
 from synapse_replication.pipeline.archive.repair import Repair, repair_archive
 from synapse_replication.pipeline.archive.snapshot import open_snapshot, read_archive
 from synapse_replication.pipeline.archive.store import ArchiveStore
+from synapse_replication.pipeline.scan import Spark
 from synapse_replication.pipeline.settings import PipelineSettings
 from synapse_replication.testing.servers import shared_postgres
 from tests.pipeline.archives import TODAY, keys_of, open_table, purge
@@ -77,7 +78,7 @@ class RepairTests(SynchronousTestCase):
         options = self.settings.source_options()
         assert options is not None
         self.steps: list[str] = []
-        return repair_archive(self.archive, options, self.steps.append)
+        return repair_archive(self.archive, options, shared_session, self.steps.append)
 
     @property
     def files(self) -> list[ArchivedFile]:
@@ -128,9 +129,6 @@ class RepairTests(SynchronousTestCase):
                 with self.assertRaises(PipelineError) as caught:
                     read_archive(shared_session(), self.archive)
                 self.assertIn("archive --repair", str(caught.exception))
-            if "CRC" in reason:
-                # Check the files in tasks.
-                self.patch(files, "FEW_ROWS", 0)
             snapshot = open_snapshot(self.archive).verified(shared_session)
             (damaged,) = snapshot.damaged
             self.assertIn(reason, str(damaged))
@@ -244,12 +242,12 @@ class RepairTests(SynchronousTestCase):
         done: list[str] = []
 
         def find_and_archive(
-            store: ArchiveStore, files: list[ArchivedFile]
+            store: ArchiveStore, files: list[ArchivedFile], spark: Spark
         ) -> list[DamagedFile]:
             if files[0].table_name == "receipts" and not done:
                 add_rows(self.dsn, 30)
                 done.append(self.run_archive())
-            return find_damage(store, files)
+            return find_damage(store, files, spark)
 
         self.patch(files, "find_damage", find_and_archive)
         with self.assertRaises(PipelineError) as caught:

@@ -56,6 +56,14 @@ class StoreTests(SynchronousTestCase):
         for location in (self.folder, self.folder.with_name("a*b")):
             self.assertRaises(PipelineError, ArchiveStore.at, location)
 
+    def test_other_schemes(self) -> None:
+        """An unknown scheme is an error at once, which says what to give instead."""
+        for scheme in ("gs", "az", "abfss", "http", "hdfs", "s3a", "file"):
+            with self.assertRaises(PipelineError) as caught:
+                ArchiveStore.at(f"{scheme}://bucket/archive")
+            self.assertIn(f"{scheme}://bucket/archive", str(caught.exception))
+            self.assertIn("s3://BUCKET/PATH", str(caught.exception))
+
     def test_credentials(self) -> None:
         """
         A pickled store contains the credentials of the environment; its ``repr`` does

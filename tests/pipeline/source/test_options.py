@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
@@ -106,6 +107,23 @@ class SourceOptionsTests(SynchronousTestCase):
         path = Path(self.mktemp())
         path.write_text(CONFIG)
         return str(path)
+
+    def test_relative_config(self) -> None:
+        """
+        A relative path is resolved in the folder in which Spark was started; if there
+        is no such file, the error names this folder.
+        """
+        path = Path(self._config())
+        here = os.getcwd()
+        self.addCleanup(os.chdir, here)
+        os.chdir(path.parent)
+        self.assertTrue(SourceOptions.parse({"config": path.name}).catalog)
+        os.chdir(here)
+        error = self.assertRaises(
+            PipelineError, SourceOptions.parse, {"config": "no/such.yaml"}
+        )
+        self.assertIn(here, str(error))
+        self.assertIn("write an absolute path", str(error))
 
     def test_config(self) -> None:
         """A configuration declares writers and custom streams, too."""

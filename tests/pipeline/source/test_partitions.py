@@ -10,6 +10,7 @@ import psycopg2
 from hypothesis import given, settings, strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
+from synapse_replication.pipeline.scan import batched
 from synapse_replication.pipeline.source.catalog import catalog_of
 from synapse_replication.pipeline.source.offsets import StreamOffset
 from synapse_replication.pipeline.source.planning import (
@@ -94,6 +95,18 @@ class SplitTests(SynchronousTestCase):
         self.assertEqual(len(split([part(0, IDS_PER_TASK)], None)), 1)
         self.assertEqual(len(split([part(0, 4 * IDS_PER_TASK)], None)), 4)
         self.assertEqual(len(split([part(0, 2**40)], None)), MAX_TASKS)
+
+    def test_many_rows(self) -> None:
+        """
+        Pieces are not larger for more ids, so that each batch of an archive has as many
+        tasks as its limit allows.
+        """
+        for total in (500_000_000, 5_000_000_000):
+            pieces = split([part(0, total)], None)
+            self.assertLessEqual(max(piece.size for piece in pieces), IDS_PER_TASK)
+            limit = 16 * IDS_PER_TASK
+            first = next(batched(pieces, lambda piece: piece.size, limit))
+            self.assertEqual(len(pack(first, None)), 16)
 
     def test_without_an_index(self) -> None:
         """A table without an index of ids is read in one piece."""

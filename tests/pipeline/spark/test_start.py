@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import SparkMissingError
 from synapse_replication.pipeline.spark.start import (
+    JavaStart,
     UserSettings,
     check_master,
     spark_home,
@@ -152,6 +156,60 @@ class UserSettingsTests(SynchronousTestCase):
         self.assertTrue(memory.has_nothing_to_stop)
 
 
+class EnvironmentTests(SynchronousTestCase):
+    """Tests for environments in which Java cannot start; the error says what to do."""
+
+    def start(self) -> str:
+        """Return the error of a start."""
+        home = spark_home()
+        error = self.assertRaises(
+            SparkMissingError, JavaStart, home, {}, UserSettings.read(home)
+        )
+        return str(error)
+
+    def test_unknown_user(self) -> None:
+        """A user without an entry in the user database is named."""
+
+        def unknown(user: int) -> None:
+            raise KeyError(user)
+
+        self.patch(pwd, "getpwuid", unknown)
+        self.assertIn(f"no entry for user id {os.geteuid()}", self.start())
+
+    def test_no_execution(self) -> None:
+        """Native libraries are in the cache folder if /tmp does not allow them."""
+        folder = Path(self.mktemp()).absolute()
+        (folder / "tmp").mkdir(parents=True)
+        self.patch(tempfile, "tempdir", str(folder / "tmp"))
+        environ = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache")}
+        self.patch(os, "environ", environ)
+
+        def statvfs(path: str | Path) -> SimpleNamespace:
+            found = os.ST_NOEXEC if str(path).endswith("/tmp") else 0
+            return SimpleNamespace(f_flag=found)
+
+        self.patch(os, "statvfs", statvfs)
+        home = spark_home()
+        started = JavaStart(home, {}, UserSettings.read(home))
+        assert started.process is not None
+        command = " ".join(map(str, started.process.args))  # type: ignore[arg-type]
+        started.end()
+        self.assertIn(f"-Djava.io.tmpdir={folder}/cache/", command)
+        self.assertEqual(list((folder / "tmp").iterdir()), [])
+        (folder / "cache" / "synapse-replication").chmod(0o777)
+        self.assertIn("set TMPDIR", self.start())
+
+    def test_bad_option(self) -> None:
+        """What Java says about an option that it does not know is in the error."""
+        arguments = "--driver-java-options=-Xmx1x pyspark-shell"
+        self.patch(os, "environ", {**os.environ, "PYSPARK_SUBMIT_ARGS": arguments})
+        home = spark_home()
+        started = JavaStart(home, {}, UserSettings.read(home))
+        error = self.assertRaises(SparkMissingError, started.connect)
+        started.end()
+        self.assertIn("Invalid maximum heap size", str(error))
+
+
 class MasterTests(SynchronousTestCase):
     """Tests for a master that cannot be reached."""
 
@@ -218,7 +276,8 @@ class JobTests(SynchronousTestCase):
         self.patch(os, "environ", {**os.environ, "TMPDIR": str(folder)})
         found = self.run_job(
             f"--conf spark.eventLog.dir={folder}/log "
-            "--conf spark.eventLog.enabled=true --conf spark.eventLog.compress=false --conf spark.x=y"
+            "--conf spark.eventLog.enabled=true --conf spark.x=y "
+            "--conf spark.eventLog.compress=false"
         )
         self.assertEqual((found["status"], found["x"]), (0, "y"), found)
         events = "".join(
