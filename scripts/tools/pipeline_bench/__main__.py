@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 import attrs
 import click
 
+from scripts.tools.pipeline_bench.events import event_lines, measure_events
 from scripts.tools.pipeline_bench.jobs import MASTER, JobFigures, measure_jobs
 from scripts.tools.pipeline_bench.reading import DEBIAN_JAR, Reading, measure_reading
 from synapse_replication.pipeline.settings import PipelineSettings
@@ -44,6 +45,12 @@ _SMALL = 28_800
 )
 @click.option("--reading/--no-reading", default=True, help="Compare ways of reading.")
 @click.option("--jobs/--no-jobs", default=True, help="Run the jobs.")
+@click.option(
+    "--events",
+    is_flag=True,
+    help="Instead, run each job once with Spark's event log, and show what executors "
+    "did.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print figures as JSON.")
 def main(
     rows: int,
@@ -52,6 +59,7 @@ def main(
     small: bool,
     reading: bool,
     jobs: bool,
+    events: bool,
     as_json: bool,
 ) -> None:
     """Measure the pipeline on a database of five million rows.
@@ -79,6 +87,10 @@ def main(
         assert dsn is not None
         readings = {}
         figures = {}
+        if events:
+            found = dict(measure_events(dsn, MASTER))
+            click.echo("\n".join(event_lines(found)))
+            return
         if reading and not small:
             readings = _measure_reading(dsn, rounds, report)
         if jobs:
@@ -121,13 +133,14 @@ def _job_lines(figures: Mapping[str, JobFigures]) -> Iterator[str]:
     if figures:
         yield (
             f"{'job':21} {'median':>8} {'goal':>8} {'S':>6} {'over S':>9} "
-            f"{'after the last line':>20}   verdict"
+            f"{'after the last line':>20} {'memory':>9}   verdict"
         )
     for name, each in figures.items():
         goal = "" if each.goal is None else f"{each.goal:.2f} s"
         yield (
             f"{name:21} {each.seconds:>6.2f} s {goal:>8} {each.of_S:>6.2f} "
-            f"{each.of_F:>7.2f} F {each.after_last_line:>18.2f} s   {each.verdict}"
+            f"{each.of_F:>7.2f} F {each.after_last_line:>18.2f} s "
+            f"{each.memory_mib:>5.0f} MiB   {each.verdict}"
         ).rstrip()
 
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import attrs
 
+from scripts.tools.pipeline_bench.memory import TreeMemory
 from synapse_replication.cli.pipeline.options import DSN_VARIABLE
 
 #: Spark's master for the measurement: two cores, as on a small machine.
@@ -28,6 +29,21 @@ builder = SparkSession.builder.master({MASTER!r}).config("spark.ui.enabled", "fa
 session = builder.getOrCreate()
 print(session.range(10).count())
 session.stop()
+"""
+
+#: The session of a job, alone and with a Python task.
+_START = f"""
+from synapse_replication.pipeline.spark.session import spark_job
+with spark_job("bench", master={MASTER!r}) as spark:
+    spark.start(few_rows=True)
+    print(spark().range(10).count())
+"""
+_START_WITH_TASK = f"""
+from synapse_replication.pipeline.spark.session import spark_job
+with spark_job("bench", master={MASTER!r}) as spark:
+    spark.start(few_rows=True)
+    numbers = spark().range(0, 2, numPartitions=2)
+    print(numbers.mapInArrow(lambda batches: batches, "id long").toArrow().num_rows)
 """
 
 _RAW = f"""
@@ -45,27 +61,31 @@ _JOBS: Mapping[str, Sequence[str]] = {
     "archive, nothing new": _ARCHIVE,
     "audit": ("audit", "--master", MASTER),
     "audit with archive": ("audit", "--archive", "{}/archive", "--master", MASTER),
-    "report with archive": (
-        *("report", "--archive", "{}/archive", "--out", "{}/report"),
-        *("--master", MASTER),
+    "report without audit": (
+        *("report", "--no-audit", "--out", "{}/rows", "--master", MASTER),
     ),
+    "report with audit": ("report", "--out", "{}/report", "--master", MASTER),
 }
 
 
 #: The most that each job may take: so many times S, and so many times F. With a small
 #: database, and with a large one.
 _SMALL_GOALS: Mapping[str, tuple[float, float]] = {
-    "archive": (1.15, 0),
-    "archive, nothing new": (0.25, 0),
-    "audit": (1.5, 0),
-    "report with archive": (2.0, 0),
+    "start": (0.4, 0),
+    "start with a task": (0.6, 0),
+    "archive": (0.7, 0),
+    "archive, nothing new": (0.1, 0),
+    "audit": (1.3, 0),
+    "report with audit": (1.8, 0),
 }
 _LARGE_GOALS: Mapping[str, tuple[float, float]] = {
+    "start": (0.4, 0),
+    "start with a task": (0.6, 0),
     "archive": (1, 2),
-    "archive, nothing new": (0.25, 0),
+    "archive, nothing new": (0.1, 0),
     "audit": (1, 3),
-    "audit with archive": (1, 4),
-    "report with archive": (1, 5),
+    "audit with archive": (1, 5),
+    "report without audit": (1, 1.5),
 }
 
 #: The most time from the last line of output to the end of a job, in s.
@@ -78,11 +98,14 @@ class Run:
 
     :ivar seconds: the duration.
     :ivar after_last_line: the time from the last line of output to the end, in s.
+    :ivar memory_mib: the peak of the memory of the process and of all that it has
+        started, in MiB; shared pages count once.
     """
 
     seconds: float
     after_last_line: float
     status: int
+    memory_mib: float
 
 
 @attrs.frozen
@@ -94,6 +117,7 @@ class JobFigures:
     :ivar of_F: the duration that exceeds S, as a multiple of F.
     :ivar goal: the greatest duration that meets the goal, in s; ``None`` without one.
     :ivar status: the greatest exit status.
+    :ivar memory_mib: the peak of the memory, in MiB.
     """
 
     seconds: float
@@ -101,6 +125,7 @@ class JobFigures:
     of_F: float  # noqa: N815 the name of the unit
     after_last_line: float
     status: int
+    memory_mib: float
     goal: float | None
 
     @property
@@ -129,6 +154,8 @@ def measure_jobs(
             commands = {
                 "S": ["-c", _SESSION],
                 "F": ["-c", _RAW],
+                "start": ["-c", _START],
+                "start with a task": ["-c", _START_WITH_TASK],
                 **{
                     name: ["-m", "synapse_replication", "pipeline"]
                     + [part.replace("{}", folder) for part in arguments]
@@ -152,6 +179,7 @@ def measure_jobs(
             round(max(seconds[name] - of_spark, 0.0) / of_raw, 2),
             round(statistics.median(run.after_last_line for run in found), 2),
             max(run.status for run in found),
+            round(max(run.memory_mib for run in found)),
             round(goals[name][0] * of_spark + goals[name][1] * of_raw, 2)
             if name in goals
             else None,
@@ -171,11 +199,11 @@ def _run(command: Sequence[str], dsn: str) -> Run:
         # Java, which inherits the pipe, may outlive the process: wait for the process.
         reader = os.fdopen(os.dup(process.stdout.fileno()), "rb", buffering=0)  # type: ignore[union-attr]
         os.set_blocking(reader.fileno(), False)
-        with reader:
+        with reader, TreeMemory(process.pid) as memory:
             while process.poll() is None:
                 if reader.read(65_536):
                     last = time.perf_counter()
                 else:
                     time.sleep(0.01)
         ended = time.perf_counter()
-    return Run(ended - begun, ended - last, process.returncode)
+    return Run(ended - begun, ended - last, process.returncode, memory.most_mib)

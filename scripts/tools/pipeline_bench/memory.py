@@ -1,4 +1,4 @@
-"""Measures the memory of Spark's Python workers, from outside."""
+"""Measures the memory of Spark's processes, from outside. Linux only."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from pathlib import Path
 
 #: The interval of samples, in s.
 _INTERVAL = 0.1
+
+#: The interval of samples of a tree of processes, which take longer, in s.
+_TREE_INTERVAL = 0.5
 
 
 class WorkerMemory:
@@ -49,3 +52,51 @@ class WorkerMemory:
         peak = int(fields.get("VmHWM", "0 kB").split()[0])
         pid = int(process.name)
         self.most[pid] = max(self.most.get(pid, 0), peak)
+
+
+class TreeMemory:
+    """A context that records the peak memory of a process and its descendants.
+
+    :param pid: the id of the process.
+    :ivar most_mib: the peak of the proportional set sizes, in MiB.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self.most_mib = 0.0
+        self._pid = pid
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> TreeMemory:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._stopped.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._stopped.wait(_TREE_INTERVAL):
+            total = sum(map(_proportional_kib, _tree(self._pid)))
+            self.most_mib = max(self.most_mib, total / 1024)
+
+
+def _tree(pid: int) -> list[Path]:
+    """Return the folders in ``/proc`` of a process and of its descendants."""
+    found = [Path(f"/proc/{pid}")]
+    for process in found:
+        try:
+            for task in process.glob("task/*/children"):
+                found += [Path("/proc", child) for child in task.read_text().split()]
+        except OSError:
+            # The process has ended.
+            continue
+    return found
+
+
+def _proportional_kib(process: Path) -> int:
+    try:
+        text = (process / "smaps_rollup").read_text()
+    except OSError:
+        return 0
+    return int(text.partition("\nPss:")[2].split()[0] or 0)

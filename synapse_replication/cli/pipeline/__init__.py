@@ -1,10 +1,10 @@
 """``synapse-replication pipeline``: the jobs of the pipeline.
 
-For many rows, ``archive``, ``audit`` and ``report`` start Spark; the other jobs do not
-use it. The commands import their jobs, and thereby modules of the extra ``spark``, only
-when they run: help and usage errors are fast and work without the extra. Exit status: 0
-for success; 1 if a job failed or an audit found errors in the data; 2 if the command or
-the configuration is invalid, or if an audit could not be completed.
+The jobs that read rows start Spark; ``bootstrap`` and ``purge`` do not. The commands
+import their jobs, and thereby modules of the extra ``spark``, only when they run: help
+and usage errors are fast and work without the extra. Exit status: 0 for success; 1 if a
+job failed or an audit found errors in the data; 2 if the command or the configuration
+is invalid, or if an audit could not be completed.
 """
 
 from __future__ import annotations

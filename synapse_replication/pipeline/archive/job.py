@@ -284,6 +284,7 @@ class _ArchiveJob:
                 writer.write(batch)
             return writer.close()
 
+        store.create()
         self._spark.start(few_rows=True)
         self._report("starting Spark")
         written = run_tasks(write, scan.tasks, self._spark())

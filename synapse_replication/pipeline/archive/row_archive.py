@@ -105,6 +105,8 @@ class RowsArchiver:
         plan = self._plan()
         left = sum(part.size for part in plan.parts)
         if left:
+            # Without this, tasks would find out.
+            self._store.create()
             # Rows are read and written in Python, so that Java has little to do.
             self._spark.start(few_rows=True)
             self._report(f"{left:,} ids to archive; starting Spark")

@@ -19,6 +19,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -131,6 +132,24 @@ class ArchiveStore:
                 "pipeline archive"
             )
         return store
+
+    def create(self) -> None:
+        """Create the folder of a local archive, if it is missing.
+
+        :raises PipelineError: if the folder cannot be created or written.
+        """
+        if not self.is_local:
+            return
+        try:
+            os.makedirs(self.uri, exist_ok=True)
+            # The user root may write to any folder, except on a read-only file system.
+            with tempfile.TemporaryFile(dir=self.uri):
+                pass
+        except OSError as error:
+            reason = storage_error_text(f"cannot create files ({error.strerror})")
+            raise PipelineError(
+                f"the archive {self.uri} cannot be written: {reason}"
+            ) from error
 
     @property
     def is_local(self) -> bool:

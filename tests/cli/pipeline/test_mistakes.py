@@ -161,7 +161,7 @@ class MistakesTests(SynchronousTestCase):
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,
-                timeout=120,
+                timeout=300,
                 check=False,
             )
             last = done.stderr.splitlines()[-1] if mistake.status else done.stdout
