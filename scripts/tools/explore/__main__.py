@@ -1,4 +1,7 @@
-"""Explore the reader in every interleaving of small worlds. See docs/reader.rst."""
+"""Explore reader and writer in every interleaving of small worlds.
+
+See docs/reader.rst and docs/storage.rst.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import argparse
 import sys
 import time
 
+from scripts.tools.explore import writer_worlds
 from scripts.tools.explore.search import (
     UNIT_TESTED,
     Call,
@@ -15,6 +19,7 @@ from scripts.tools.explore.search import (
     names,
 )
 from scripts.tools.explore.worlds import DEEP, SHALLOW
+from scripts.tools.explore.writer_search import search
 
 
 def main(arguments: list[str]) -> int:
@@ -55,6 +60,9 @@ def main(arguments: list[str]) -> int:
             return 1
         if not result.is_complete:
             status = 2
+    status = max(status, _explore_writers(options))
+    if status == 1:
+        return 1
     untaken = names(entries() - taken)
     print(f"{len(taken)} entries of the table taken")  # noqa: T201 -- the result
     for entry in sorted(untaken):
@@ -62,6 +70,28 @@ def main(arguments: list[str]) -> int:
         print(f"not taken: {entry}: {test}")  # noqa: T201 -- the result
     if not (options.shallow or options.world) and untaken - UNIT_TESTED.keys():
         return 1
+    return status
+
+
+def _explore_writers(options: argparse.Namespace) -> int:
+    worlds = writer_worlds.SHALLOW | ({} if options.shallow else writer_worlds.DEEP)
+    status = 0
+    for name, bounds in worlds.items():
+        if options.world and f"writer: {name}" not in options.world:
+            continue
+        result = search(bounds, options.seconds - time.process_time())
+        end = "complete" if result.is_complete else "not complete"
+        print(  # noqa: T201 -- the result
+            f"writer: {name}: {result.states} states, {result.transitions} "
+            f"transitions, depth {result.depth}, {result.rest} at rest, "
+            f"{result.seconds:.0f} s, {end}",
+            flush=True,
+        )
+        if result.broken:
+            print(result.explain(), flush=True)  # noqa: T201 -- the result
+            return 1
+        if not result.is_complete:
+            status = 2
     return status
 
 
