@@ -1,20 +1,28 @@
-"""Export of spans to a collector by OTLP, if it is configured.
+"""Export of spans to a collector, a file or standard output, if it is configured.
 
-Spans wait in a bounded queue and are sent by a thread of OpenTelemetry, so that the
-reactor never waits for a collector. Spans that cannot be sent are discarded, which is
-logged.
+OpenTelemetry's SDK writes to a file or standard output; a collector needs the exporter
+for OTLP, which is an extra. Spans wait in a bounded queue and are exported by a thread
+of OpenTelemetry, so that the reactor never waits for a collector or a disk. Spans that
+cannot be exported are discarded, which is logged.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
+import os
+import sys
 import time
 from typing import Any
 
 from opentelemetry import trace
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import (
+    BatchSpanProcessor,
+    ConsoleSpanExporter,
+    SpanExporter,
+)
 from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 from twisted.internet.defer import Deferred
 from twisted.internet.threads import deferToThreadPool
@@ -34,7 +42,7 @@ EXPORT_INTERVAL_MS = 2000
 class SpanExport:
     """Creates the tracer of a process, and exports its spans.
 
-    :param tracing: the collector; if ``None``, the tracer is that of the global
+    :param tracing: the destination; if ``None``, the tracer is that of the global
         OpenTelemetry provider, and does nothing unless the host set up a provider.
     :param server_name: the name of the homeserver.
     :param instance_name: the name of this process.
@@ -49,12 +57,6 @@ class SpanExport:
         if tracing is None:
             self.tracer = trace.get_tracer("synapse_replication", __version__)
             return
-        # The exporter is imported here, because it belongs to an extra, and because
-        # importing it is slow.
-        from opentelemetry.exporter.otlp.proto.http.trace_exporter import (
-            OTLPSpanExporter,
-        )
-
         _redirect_log()
         self._provider = provider = TracerProvider(
             sampler=ParentBased(TraceIdRatioBased(tracing.sample_ratio)),
@@ -69,11 +71,7 @@ class SpanExport:
             # stop() shuts the provider down, before the reactor stops.
             shutdown_on_exit=False,
         )
-        self._exporter = exporter = OTLPSpanExporter(
-            endpoint=tracing.endpoint,
-            headers=tracing.headers,
-            timeout=EXPORT_TIMEOUT,
-        )
+        self._exporter = exporter = _make_exporter(tracing)
         provider.add_span_processor(
             BatchSpanProcessor(exporter, schedule_delay_millis=EXPORT_INTERVAL_MS)
         )
@@ -87,7 +85,7 @@ class SpanExport:
         batch in progress.
 
         :return: a Deferred that fires when the spans have been sent or discarded;
-            ``None`` if no collector is configured.
+            ``None`` if no destination is configured.
         """
         if self._provider is None or self._exporter is None:
             return None
@@ -102,6 +100,32 @@ class SpanExport:
             return result
 
         return sent.addBoth(ended)
+
+
+def _make_exporter(tracing: TracingOptions) -> SpanExporter:
+    if tracing.needs_exporter:
+        # Imported here, because it belongs to an extra, and because it is slow.
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import (
+            OTLPSpanExporter,
+        )
+
+        return OTLPSpanExporter(
+            endpoint=tracing.endpoint,
+            headers=tracing.headers,
+            timeout=EXPORT_TIMEOUT,
+        )
+    out = sys.stdout
+    if tracing.file is not None:
+        # Only the owner may read it: attributes name the streams and instances.
+        opener = functools.partial(os.open, mode=0o600)
+        # It stays open as long as the process runs.
+        out = open(tracing.file, "a", encoding="utf-8", opener=opener)  # noqa: SIM115
+    return ConsoleSpanExporter(out=out, formatter=_as_line)
+
+
+def _as_line(span: ReadableSpan) -> str:
+    text: str = span.to_json(indent=None)
+    return text + "\n"
 
 
 class _TwistedLogHandler(logging.Handler):

@@ -7,10 +7,9 @@ subclass.
 
 from __future__ import annotations
 
-import importlib.util
 import ipaddress
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
 import attrs
 
@@ -48,10 +47,6 @@ DeclaredStream: TypeAlias = StandardStream | TableStream | InMemory
 _Types: TypeAlias = type | tuple[type, ...]
 
 _DATABASE_HINT = 'pass libpq\'s parameters, for instance {"dbname": "shop"}'
-
-
-#: A module that exists if the extra ``otlp`` is installed.
-EXPORTER: Final = "opentelemetry.exporter.otlp.proto.http"
 
 
 @attrs.frozen
@@ -468,13 +463,8 @@ class ReplicationOptions(SharedOptions):
         if self.secret is not None and (why := find_bad_secret(self.secret)):
             hint = "write a long random secret, for instance the output of pwgen -s 32"
             yield Finding("secret", why, hint)
-        if self.tracing is not None and not _can_export():
-            yield Finding(
-                "tracing",
-                "the exporter for spans is not installed",
-                "install synapse_replication[otlp], or do not set it",
-                "install synapse_replication[otlp], or remove this section",
-            )
+        if self.tracing is not None and (found := self.tracing.why_unusable()):
+            yield Finding("tracing", *found)
         yield from self._find_unusable_tls()
 
     def _find_unusable_tls(self) -> Iterator[Finding]:
@@ -519,11 +509,3 @@ def _default_writers(stream: DeclaredStream) -> tuple[str, ...]:
     if not isinstance(stream, StandardStream):
         return stream.writers
     return () if stream.any_instance_writes else (MAIN_INSTANCE,)
-
-
-def _can_export() -> bool:
-    """Return whether the extra ``otlp`` is installed."""
-    try:
-        return importlib.util.find_spec(EXPORTER) is not None
-    except ModuleNotFoundError:
-        return False

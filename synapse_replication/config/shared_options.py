@@ -7,8 +7,12 @@ them from its environment, see :mod:`synapse_replication.dropin.settings`.
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import re
+from pathlib import Path
 from typing import Final
+from urllib.parse import unquote, urlsplit
 
 import attrs
 
@@ -16,14 +20,24 @@ from synapse_replication.handlers.receiving.context import ReceiverOptions
 from synapse_replication.options import InvalidValueError, option
 from synapse_replication.streams.backlog import BacklogOptions
 
+#: A module that exists if the extra ``otlp`` is installed.
+EXPORTER: Final = "opentelemetry.exporter.otlp.proto.http"
+#: The endpoint that stands for standard output.
+CONSOLE: Final = "console"
+
 _ENDPOINT_HINT: Final = (
-    "write the URL of a collector, for instance http://localhost:4318"
+    "write the URL of a collector, for instance http://localhost:4318, or the URL of a "
+    f"file, for instance file:///var/log/spans.jsonl, or {CONSOLE}"
 )
 
 
-def _traces_url(endpoint: str) -> str:
-    problem = "is not a URL that begins with http:// or https://"
-    if re.fullmatch(r"https?://[^\s/]+\S*", endpoint) is None:
+def _spans_url(endpoint: str) -> str:
+    if endpoint == CONSOLE:
+        return endpoint
+    problem = (
+        f"is not {CONSOLE}, and no URL that begins with http://, https:// or file:"
+    )
+    if re.fullmatch(r"https?://[^\s/]+\S*|file:///\S+", endpoint) is None:
         raise InvalidValueError(problem, _ENDPOINT_HINT)
     # Imported here, because it takes 0.5 MiB and few processes send spans.
     from hyperlink import URL
@@ -45,20 +59,22 @@ def _not_blank(text: str) -> str:
 
 @attrs.frozen(kw_only=True)
 class TracingOptions:
-    """A collector to which spans are sent, by OTLP over HTTP.
+    """The destination of spans: a collector, a file, or standard output.
 
-    :ivar endpoint: URL of the collector; ``/v1/traces`` is added to a URL without a
-        path.
-    :ivar headers: headers of each request.
+    :ivar endpoint: the URL of a collector, to which spans are sent by OTLP over HTTP,
+        with the extra ``otlp``; ``/v1/traces`` is added to a URL without a path. Or
+        the URL of a file, ``file:///PATH``, to which one JSON object per span is
+        appended; or ``console`` for JSON on standard output.
+    :ivar headers: headers of each request to a collector.
     :ivar sample_ratio: the fraction of traces that are recorded, from 0 to 1. It
         applies to traces that begin in this process.
     :ivar service_name: ``service.name`` of the spans.
     """
 
     endpoint: str = attrs.field(
-        converter=_traces_url,
+        converter=_spans_url,
         metadata=option(
-            variable="TRACING_ENDPOINT", hint=_ENDPOINT_HINT, check=_traces_url
+            variable="TRACING_ENDPOINT", hint=_ENDPOINT_HINT, check=_spans_url
         ),
     )
     headers: dict[str, str] = attrs.field(
@@ -82,6 +98,46 @@ class TracingOptions:
         ),
     )
 
+    @property
+    def file(self) -> Path | None:
+        """The file to which the spans are appended; ``None`` for another endpoint."""
+        if not self.endpoint.startswith("file:"):
+            return None
+        return Path(unquote(urlsplit(self.endpoint).path))
+
+    @property
+    def needs_exporter(self) -> bool:
+        """Whether the spans are sent by OTLP, which needs the extra ``otlp``."""
+        return self.endpoint.startswith("http")
+
+    def why_unusable(self) -> tuple[str, str] | None:
+        """Return why this process cannot export spans, and what to do.
+
+        :return: ``None`` if it can.
+        """
+        if self.needs_exporter and not _can_export():
+            return (
+                "the exporter for spans is not installed",
+                "install synapse_replication[otlp], or write a file or "
+                f"{CONSOLE} as the endpoint",
+            )
+        path = self.file
+        if path is None:
+            return None
+        is_file = path.is_file() or (not path.exists() and path.parent.is_dir())
+        if is_file and os.access(path if path.exists() else path.parent, os.W_OK):
+            return None
+        hint = "write the URL of a file, in a folder that exists, that this user may"
+        return f"spans cannot be written to {path}", f"{hint} write"
+
+
+def _can_export() -> bool:
+    """Return whether the extra ``otlp`` is installed."""
+    try:
+        return importlib.util.find_spec(EXPORTER) is not None
+    except ModuleNotFoundError:
+        return False
+
 
 @attrs.frozen(kw_only=True)
 class SharedOptions:
@@ -92,7 +148,7 @@ class SharedOptions:
         and refuses to start. The lock has no effect behind a pooler in transaction
         mode.
     :ivar receiving: the limits of the data and positions that are accepted from peers.
-    :ivar tracing: the collector that receives spans; by default, none.
+    :ivar tracing: the destination of spans; by default, none.
     :ivar backlog: the limits of the backlog of each stream; ``None`` if this process
         does not use the extension.
     """

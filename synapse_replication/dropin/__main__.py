@@ -21,7 +21,7 @@ from typing import NoReturn
 from synapse_replication.dropin import substitution
 from synapse_replication.dropin.observer import load_hooks, prepare_announcement
 from synapse_replication.dropin.settings import own_settings
-from synapse_replication.errors import HooksNotFoundError
+from synapse_replication.errors import HooksNotFoundError, StreamConfigurationError
 
 
 def main() -> NoReturn:
@@ -29,7 +29,11 @@ def main() -> NoReturn:
     parts, module, *arguments = sys.argv[1:]
     try:
         _prepare(parts.split(","))
-    except (substitution.SubstitutionError, HooksNotFoundError) as error:
+    except (
+        substitution.SubstitutionError,
+        HooksNotFoundError,
+        StreamConfigurationError,
+    ) as error:
         for line in [*str(error).splitlines(), "nothing was started"]:
             sys.stderr.write(f"synapse-replication exec: {line}\n")
         sys.exit(2)
@@ -50,6 +54,7 @@ def _prepare(parts: Sequence[str]) -> None:
     :raises SubstitutionError: if the installed Synapse differs from the table.
     :raises HooksNotFoundError: if a function that subscribes to hooks cannot be
         imported.
+    :raises StreamConfigurationError: if the environment contains an invalid setting.
     """
     chosen = substitution.choose(parts, ())
     # The host chooses its reactor first; replaced_names imports one.

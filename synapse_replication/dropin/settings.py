@@ -48,14 +48,21 @@ def from_environ(environ: Mapping[str, str]) -> DropInSettings:
 
     An empty variable of an option that has no default counts as not set.
 
-    :raises StreamConfigurationError: if the value of a variable is invalid.
+    :raises StreamConfigurationError: if the value of a variable is invalid, or spans
+        cannot be exported.
     """
     values = {}
     for leaf in setting_leaves():
         text = environ.get(leaf.variable)
         if text is not None and (text or leaf.default is not attrs.NOTHING):
             values[leaf.key] = _parse(leaf, text)
-    return DropInSettings(**build(DropInSettings, values))
+    settings = DropInSettings(**build(DropInSettings, values))
+    if settings.tracing is not None and (why := settings.tracing.why_unusable()):
+        problem, hint = why
+        raise StreamConfigurationError(
+            f"{variable('tracing_endpoint')} cannot be used: {problem}; {hint}"
+        )
+    return settings
 
 
 def to_environ(values: Mapping[str, Any]) -> dict[str, str]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
+import sys
 from collections.abc import Callable
 
 from opentelemetry import trace
@@ -49,6 +51,32 @@ class SpanExportTests(FilesMixin):
         assert export._provider is not None
         self.addCleanup(export._provider.shutdown)
         self.assertIsNot(trace.get_tracer_provider(), export._provider)
+
+    def test_file(self) -> None:
+        """Spans are appended to a file, as one JSON object in each line."""
+        path = self.folder.resolve() / "spans.jsonl"
+        for number in range(2):
+            export = export_of(self.load(tracing={"endpoint": path.as_uri()}))
+            assert export._provider is not None
+            with export.tracer.start_as_current_span(f"work {number}") as span:
+                self.assertTrue(span.is_recording())
+            export._provider.shutdown()
+        spans = [json.loads(line) for line in path.read_text().splitlines()]
+        self.assertEqual([span["name"] for span in spans], ["work 0", "work 1"])
+        attributes = spans[0]["resource"]["attributes"]
+        self.assertEqual(attributes["service.namespace"], "x.test")
+        self.assertEqual(path.stat().st_mode & 0o777, 0o600)
+
+    def test_console(self) -> None:
+        """Spans are printed on standard output."""
+        out = io.StringIO()
+        self.patch(sys, "stdout", out)
+        export = export_of(self.load(tracing={"endpoint": "console"}))
+        assert export._provider is not None
+        with export.tracer.start_as_current_span("work"):
+            pass
+        export._provider.shutdown()
+        self.assertEqual(json.loads(out.getvalue())["name"], "work")
 
 
 class StopTests(FilesMixin):

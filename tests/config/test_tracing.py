@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from synapse_replication.config import replication_options
+from synapse_replication.config import shared_options
 from synapse_replication.config.process import ProcessConfig, load_config
 from synapse_replication.config.shared_options import TracingOptions
 from synapse_replication.errors import ConfigError
@@ -40,6 +40,27 @@ class TracingConfigTests(FilesMixin):
         self.assertEqual(
             config.tracing, TracingOptions(endpoint="http://c.test/v1/traces")
         )
+
+    def test_file_and_console(self) -> None:
+        """Spans can be appended to a file, or printed, without the extra."""
+        self.patch(shared_options, "EXPORTER", "nothing.of.this")
+        config = self.load(endpoint="console")
+        assert config.tracing is not None
+        self.assertIsNone(config.tracing.file)
+        path = self.folder.resolve() / "spans of x.jsonl"
+        config = self.load(endpoint=path.as_uri())
+        assert config.tracing is not None
+        self.assertEqual(config.tracing.file, path)
+        folder = path.parent
+        for bad in (folder / "none" / "x", folder):
+            key, problem, hint = self.problem(endpoint=bad.as_uri())
+            self.assertEqual(key, "synapse_replication.tracing")
+            self.assertIn(f"cannot be written to {bad}", problem)
+            self.assertIn("a folder that exists", hint)
+        for bad_url in ("file:spans", "file://host/spans", "stdout"):
+            key, _, hint = self.problem(endpoint=bad_url)
+            self.assertEqual(key, "synapse_replication.tracing.endpoint")
+            self.assertIn("file:///var/log/spans.jsonl", hint)
 
     def test_all(self) -> None:
         """
@@ -80,7 +101,7 @@ class TracingConfigTests(FilesMixin):
     def test_not_installed(self) -> None:
         """If the extra is not installed, the problem says what to install."""
         for name in ("opentelemetry.exporter.nothing", "nothing.of.this"):
-            self.patch(replication_options, "EXPORTER", name)
+            self.patch(shared_options, "EXPORTER", name)
             key, problem, hint = self.problem(endpoint="http://c.test")
             self.assertEqual(key, "synapse_replication.tracing")
             self.assertIn("is not installed", problem)
