@@ -41,6 +41,7 @@ from synapse_replication.errors import (
     UnparsableLineError as UnparsableLineError,
     WaitTimeoutError as WaitTimeoutError,
 )
+from synapse_replication.extras import explain_missing
 from synapse_replication.handlers.data_handler import (
     ReplicationDataHandler as ReplicationDataHandler,
 )
@@ -86,7 +87,6 @@ from synapse_replication.handlers.sending.streamer import (
     ReplicationStreamer as ReplicationStreamer,
     StreamerOptions as StreamerOptions,
 )
-from synapse_replication.http.agent import make_agent as make_agent
 from synapse_replication.http.client import (
     HttpCatchUpClient as HttpCatchUpClient,
     with_retries as with_retries,
@@ -176,6 +176,7 @@ from synapse_replication.wire.pending_lines import PendingLimit as PendingLimit
 
 if TYPE_CHECKING:
     from synapse_replication.app.service import Replication as Replication
+    from synapse_replication.http.agent import make_agent as make_agent
     from synapse_replication.storage.database import (
         Database as Database,
         Transaction as Transaction,
@@ -190,9 +191,12 @@ if TYPE_CHECKING:
     )
 
 #: The names here that are no part of the API.
-_INTERNAL = frozenset({"TYPE_CHECKING", "Any", "annotations", "importlib"})
-#: The modules of the names that need the database driver.
-_NEED_DRIVER = {
+_INTERNAL = frozenset(
+    {"TYPE_CHECKING", "Any", "annotations", "explain_missing", "importlib"}
+)
+#: The modules that are imported when a name is used: those that need the database
+#: driver, and those that load treq.
+_LAZY = {
     "Database": "storage.database",
     "IdStream": "storage.id_streams",
     "MultiWriterIdGenerator": "storage.id_generators",
@@ -200,24 +204,23 @@ _NEED_DRIVER = {
     "Replication": "app.service",
     "Transaction": "storage.database",
     "load_id_generator": "storage.id_generators",
+    "make_agent": "http.agent",
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _NEED_DRIVER:
+    if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        module = importlib.import_module(f"synapse_replication.{_NEED_DRIVER[name]}")
+        module = importlib.import_module(f"synapse_replication.{_LAZY[name]}")
     except ModuleNotFoundError as error:
-        if error.name != "psycopg2":
+        text = explain_missing(error)
+        if text is None:
             raise
-        raise ImportError(
-            f"{name} needs the PostgreSQL driver: "
-            "pip install 'synapse_replication[postgres-binary]'"
-        ) from None
+        raise ImportError(f"{name} needs the PostgreSQL driver: {text}") from None
     return getattr(module, name)
 
 
 def __dir__() -> list[str]:
-    names = globals().keys() | _NEED_DRIVER.keys()
+    names = globals().keys() | _LAZY.keys()
     return sorted(name for name in names - _INTERNAL if not name.startswith("_"))

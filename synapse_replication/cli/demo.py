@@ -13,7 +13,6 @@ from synapse_replication.errors import ReplicationError
 
 _GOOD = "No row is missing, duplicated or out of order; all positions agree."
 _BAD = "Rows were lost, duplicated or out of order, or positions differ."
-_INSTALL = "pip install 'synapse_replication[postgres-binary,servers]'"
 
 
 @command("demo", "demo", "demo --rows 2000 --transport tcp --no-faults")
@@ -59,14 +58,7 @@ def demo_command(
     restarted. The exit status is 0 only if no row is missing, duplicated or out of
     order, and all positions agree.
     """
-    try:
-        import psycopg2  # noqa: F401 -- the processes of the demonstration need it
-    except ModuleNotFoundError:
-        fail(
-            "synapse-replication demo: the PostgreSQL driver is missing; install it, "
-            f"and the servers, with: {_INSTALL}",
-            1,
-        )
+    import psycopg2  # noqa: F401 -- the processes of the demonstration need it
     from rich.console import Console
 
     from synapse_replication.demo import display

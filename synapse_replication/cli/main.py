@@ -18,7 +18,7 @@ import os
 import resource
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import click
 from typing_extensions import override
@@ -26,6 +26,7 @@ from typing_extensions import override
 from synapse_replication import __version__
 from synapse_replication.cli import common
 from synapse_replication.errors import ConfigError, ConfigProblem, ReplicationError
+from synapse_replication.extras import explain_missing
 from synapse_replication.wire.commands import COMMANDS
 
 if TYPE_CHECKING:
@@ -69,26 +70,34 @@ class _LazyGroup(click.Group):
                 f"synapse_replication.cli.{_LAZY[cmd_name]}"
             )
         except ModuleNotFoundError as error:
-            if error.name != "psycopg2":
+            if explain_missing(error) is None:
                 raise
-            return _make_unavailable(cmd_name)
+            return _make_unavailable(cmd_name, error)
         name = f"{cmd_name.replace('-', '_')}_command"
         command: click.Command = getattr(module, name)
         return command
 
+    @override
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except ModuleNotFoundError as error:
+            text = explain_missing(error)
+            if text is None:
+                raise
+            common.fail(f"synapse-replication {ctx.invoked_subcommand}: {text}")
 
-def _make_unavailable(name: str) -> click.Command:
-    """Return a command that exits with a message: psycopg2 is not installed."""
+
+def _make_unavailable(name: str, error: ModuleNotFoundError) -> click.Command:
+    """Return a command that raises an error: a module of an extra is not installed."""
 
     def refuse(arguments: tuple[str, ...]) -> NoReturn:
-        raise click.UsageError(
-            f"{name} needs psycopg2; install synapse_replication[postgres-binary]"
-        )
+        raise error
 
     return click.Command(
         name,
         callback=refuse,
-        help="Not available: psycopg2 is not installed.",
+        help=f"Not available: {error.name} is not installed.",
         params=[click.Argument(["arguments"], nargs=-1, type=click.UNPROCESSED)],
         context_settings={"ignore_unknown_options": True},
     )
@@ -144,16 +153,8 @@ def _run(paths: Sequence[str], purpose: Purpose, log_json: bool) -> NoReturn:
             1,
         )
     config = common.load_or_exit(paths, purpose)
-    try:
-        from synapse_replication.app.service import make_process
-    except ModuleNotFoundError as error:
-        if error.name != "psycopg2":
-            raise
-        common.fail(
-            "synapse-replication: the PostgreSQL driver is missing; install "
-            "synapse_replication[postgres-binary], or your system's psycopg2",
-            1,
-        )
+    from synapse_replication.app.service import make_process
+
     notify = open_notify_socket(os.environ, os.getpid())
     set_log_level = start_logging(
         LogFile(sys.stderr), config.log_level, as_json=log_json

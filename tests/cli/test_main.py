@@ -143,7 +143,9 @@ class CheckConfigTests(FilesMixin):
         self.assertIn("Not available: psycopg2 is not installed.", listed.stdout)
         refused = run("init-db", "-c", "homeserver.yaml")
         self.assertEqual(refused.returncode, 2)
-        self.assertIn("install synapse_replication[postgres-binary]", refused.stderr)
+        self.assertIn(
+            "pip install 'synapse_replication[postgres-binary]'", refused.stderr
+        )
 
 
 class FollowCommandTests(FilesMixin):

@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from synapse_replication.cli.pipeline import archives, deployment, options
+from synapse_replication.cli.pipeline import archives, deployment
 
 
 class _JobGroup(click.Group):
@@ -27,8 +27,7 @@ class _JobGroup(click.Group):
         # At its end, Python would search all objects of the large libraries for
         # cycles, which takes longer than everything else after the last line.
         atexit.register(gc.freeze)
-        with options.needs_spark():
-            return super().invoke(ctx)
+        return super().invoke(ctx)
 
 
 @click.group(

@@ -42,11 +42,10 @@ def audit_command(settings: PipelineSettings, **given: Any) -> None:
     finds an error in the data, 2 if the audit itself fails.
     """
     try:
-        with options.needs_spark():
-            from synapse_replication.pipeline.audit.findings import Severity
-            from synapse_replication.pipeline.audit.job import run_audit
+        from synapse_replication.pipeline.audit.findings import Severity
+        from synapse_replication.pipeline.audit.job import run_audit
 
-            counts = run_audit(settings, **given)
+        counts = run_audit(settings, **given)
     except PipelineError as error:
         fail(f"Error: {error}")
     if counts[Severity.ERROR]:

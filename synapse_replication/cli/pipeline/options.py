@@ -7,24 +7,18 @@ on the command line, which every user of the machine can read.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import click
 from click.core import ParameterSource
 
 from synapse_replication.cli.common import config_files, fail
-from synapse_replication.errors import PipelineError, SparkMissingError
+from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.settings import PipelineSettings
 
 #: The environment variable that is used if neither ``-c`` nor ``--dsn`` is given.
 DSN_VARIABLE = "SYNAPSE_REPLICATION_DSN"
-
-#: Top-level modules that the extra ``spark`` installs, and that the pipeline imports.
-_SPARK_MODULES = frozenset(
-    {"deltalake", "duckdb", "matplotlib", "pandas", "py4j", "pyarrow", "pyspark"}
-)
 
 _Command = Callable[..., Any]
 
@@ -107,23 +101,6 @@ def source_options(command: _Command, *, required: bool = True) -> _Command:
 
 #: Adds the options of :func:`source_options`, without requiring any of them.
 optional_source_options = functools.partial(source_options, required=False)
-
-
-@contextmanager
-def needs_spark() -> Iterator[None]:
-    """Convert a missing module of the extra ``spark`` to an error that names the extra.
-
-    :raises SparkMissingError: if a module in :data:`_SPARK_MODULES` is not installed.
-    """
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in _SPARK_MODULES:
-            raise
-        raise SparkMissingError(
-            f"{error.name} is missing; install it with: "
-            "pip install 'synapse_replication[spark]'"
-        ) from error
 
 
 def _settings(
