@@ -25,6 +25,7 @@ and, if the sink has ``saved_positions()``, reported to it.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections import defaultdict
 from collections.abc import Awaitable, Mapping
@@ -41,7 +42,11 @@ from synapse_replication.config.replication_options import (
     DeclaredStream,
     ReplicationOptions,
 )
-from synapse_replication.errors import RowDecodeError, StorageError
+from synapse_replication.errors import (
+    DatabaseBehindError,
+    RowDecodeError,
+    StorageError,
+)
 from synapse_replication.handlers.data_handler import AdvancingStream
 from synapse_replication.handlers.events import RemovedWriterFound
 from synapse_replication.handlers.interfaces import PositionSink, RowSink
@@ -192,6 +197,8 @@ class StreamSetup:
                 await self._check_columns(declared)
             self._host.streams.add(stream, is_written_here=self._options.writes(name))
             await self._find_own_earlier_rows(stream)
+            if isinstance(stream, PostgresStream):
+                await self._settle_delivered_rows(stream)
             if self._options.fill_sink:
                 await self._deliver_own_rows(stream, sink)
             if isinstance(sink, PositionSink):
@@ -254,6 +261,23 @@ class StreamSetup:
             page = await stream.get_updates_since(me, start, token)
             if not page.updates and page.upto_token == token:
                 self.empty_ranges[name] = start, token
+
+    async def _settle_delivered_rows(self, stream: PostgresStream) -> None:
+        """Settle the ids of rows that were delivered before this start.
+
+        The position of all writers can then advance although one of them is down. At
+        most one page of rows of each writer is read. If it is too short, or if the
+        database is too far behind, the position waits for the writer that is behind.
+        """
+        writers = self._options.writers[stream.description.name]
+        positions = {writer: stream.current_token(writer) for writer in writers}
+        lowest = min(positions.values(), default=0)
+        for writer, position in positions.items():
+            if position > lowest:
+                with contextlib.suppress(DatabaseBehindError):
+                    page = await stream.get_updates_since(writer, lowest, position)
+                    for token, _ in page.updates:
+                        stream.row_delivered(token)
 
     async def _report_initial_positions(
         self, stream: AdvancingStream, sink: RowSink

@@ -136,6 +136,10 @@ class ReplicationDataHandler:
         advance(stream_name, instance_name, token)
 
     def _advance(self, stream_name: str, instance_name: str, token: int) -> None:
+        # A stream that combines the ids of several writers must know which were rows.
+        settle = getattr(self._streams[stream_name], "row_delivered", None)
+        if settle is not None:
+            settle(token)
         if token > self._streams[stream_name].current_token(instance_name):
             self._set_position(stream_name, instance_name, token)
 

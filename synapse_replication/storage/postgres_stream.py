@@ -25,6 +25,7 @@ from synapse_replication.storage.id_streams import read_sequence
 from synapse_replication.storage.row_pages import query_page, read_rows_between
 from synapse_replication.storage.row_queries import declared_insert, queries_of
 from synapse_replication.storage.standby import Knowledge, knowledge_sql, read_role
+from synapse_replication.streams.combined_position import CombinedPosition
 from synapse_replication.streams.rows import encode_json
 from synapse_replication.streams.standard.registry import StandardStream
 from synapse_replication.streams.stream import (
@@ -82,7 +83,8 @@ class PostgresStream:
         exceeded only so as not to split the rows of one token.
     :param on_write: called after each :meth:`write`, for instance to wake the
         streamer.
-    :param writers: replaces the writers that a ``TableStream`` declares.
+    :param writers: the configured writers; ``None`` for those that a ``TableStream``
+        declares.
     :param find_removed_writers: returns the writers that no longer announce their
         rows; ``None`` to omit the search.
     :param plausible_distance: the most by which a position may exceed the sequence.
@@ -115,16 +117,16 @@ class PostgresStream:
             )
         self._insert = ""
         self._columns: Sequence[str] = ()
-        self._writers: tuple[str, ...] = ()
+        self._writers = tuple(writers or ())
         if isinstance(declared, TableStream):
             self._insert = declared_insert(declared)
             self._columns = declared.column_names
-            writers = declared.writers if writers is None else writers
-            self._writers = tuple(writers)
-        self._with_positions = frozenset(writers or ())
+            if writers is None:
+                self._writers = tuple(declared.writers)
+        self._combined = CombinedPosition()
         self._positions_name = declared.positions_name or declared.name
         self._knowledge_sql = knowledge_sql(
-            self._positions_name if self._with_positions else None, of_writer=True
+            self._positions_name if self._writers else None, of_writer=True
         )
         self._database = database
         self._ids = ids
@@ -157,7 +159,16 @@ class PostgresStream:
 
     def advance(self, instance_name: str, token: int) -> None:
         """Record that a writer's rows up to ``token`` were delivered here."""
+        if token < self.current_token(instance_name):
+            self._combined.rewound(token)
         self._ids.advance(instance_name, self._sign * token)
+
+    def row_delivered(self, token: int) -> None:
+        """Record that the rows of a token were delivered here."""
+        if self._writers:
+            self._combined.delivered(token)
+            if self._combined.is_large:
+                self.current_stream_token()
 
     async def get_updates_since(
         self, instance_name: str, from_token: int, upto_token: int
@@ -231,7 +242,7 @@ class PostgresStream:
         """Return the part of a page that the snapshot of a standby is sure of."""
         stored = knowledge.stored.get(instance_name)
         if stored is None:
-            if self._with_positions and instance_name not in self._with_positions:
+            if self._writers and instance_name not in self._writers:
                 # A removed writer: its rows are final.
                 return page
             stored = from_token
@@ -266,9 +277,23 @@ class PostgresStream:
         )
 
     def current_stream_token(self) -> MultiWriterStreamToken:
-        """Return this process's position in the rows of every declared writer."""
+        """Return this process's position in the rows of every configured writer.
+
+        Its minimum advances over ids that are known to be settled while a writer is
+        down; see :mod:`~synapse_replication.streams.combined_position`.
+
+        :raises StreamConfigurationError: if no writers are configured.
+        """
+        if not self._writers:
+            raise StreamConfigurationError(
+                f"{self.description.name} has no combined token: its writers are not "
+                "configured; list them in stream_writers, or in the declaration"
+            )
         positions = {writer: self.current_token(writer) for writer in self._writers}
-        return MultiWriterStreamToken(min(positions.values(), default=0), positions)
+        upto = self._combined.upto(
+            min(positions.values()), positions.get(self._instance_name, 0)
+        )
+        return MultiWriterStreamToken(upto, positions)
 
     async def get_rows_between(
         self,
@@ -289,7 +314,7 @@ class PostgresStream:
             this page.
         """
         name = self.description.name
-        if len(self._queries) != 1 or not self._writers:
+        if not (self._columns and self._writers):
             raise StreamConfigurationError(
                 f"rows of {name} between two tokens cannot be read; only streams that "
                 "are declared by their table support it"
@@ -338,6 +363,7 @@ class PostgresStream:
         """
         text = self._encode_new(rows)
         async with self._ids.get_next() as id_:
+            self._combined.allocated(self._sign * id_)
             await self._database.transact(
                 f"write_{self.description.name}",
                 lambda txn: self._insert_rows(txn, id_, text),
@@ -366,6 +392,7 @@ class PostgresStream:
         """
         text = self._encode_new(rows)
         id_ = self._ids.get_next_txn(txn)
+        self._combined.allocated(self._sign * id_)
         self._insert_rows(txn, id_, text)
         return self._sign * id_
 

@@ -249,9 +249,22 @@ class StreamSetupTests(TestCase):
         self.store(a=7, b=9)
         host = await self.set_up(PositionsOnlySink())
         streams: Mapping[str, Any] = host.streams.get_streams()
-        for name, near in (("notes", 2000), ("typing", 2000)):
+        # The sequence of notes was read: b is ahead of a, whose rows are settled.
+        for name, near in (("notes", 2009), ("typing", 2000)):
             self.assertTrue(streams[name].is_plausible("a", near))
             self.assertFalse(streams[name].is_plausible("a", near + 1))
+
+    async def test_rows_delivered_before_the_start(self) -> None:
+        """
+        Rows that were delivered before settle their ids, although a writer is behind.
+        """
+        self.store(a=7, b=9)
+        self.execute("INSERT INTO notes VALUES (9, 'b', 'above a gap')")
+        streams: Any = (await self.set_up(PositionsOnlySink())).streams.get_streams()
+        self.assertEqual(streams["notes"].current_stream_token().stream, 7)
+        self.execute("INSERT INTO notes VALUES (8, 'b', 'without a gap')")
+        streams = (await self.set_up(PositionsOnlySink())).streams.get_streams()
+        self.assertEqual(streams["notes"].current_stream_token().stream, 9)
 
     async def test_writer_that_is_new(self) -> None:
         """An unknown writer starts at the lowest position of the known writers."""

@@ -56,10 +56,12 @@ class StandardStreamTests(SynchronousTestCase):
         self.assertIn("MemoryStream", str(error))
 
     def test_token_without_declared_writers(self) -> None:
-        """Without declared writers, the token covers no rows."""
-        token = self.make("push_rules").current_stream_token()
+        """Without configured writers, there is no token, and the error says so."""
+        stream = self.make("push_rules")
 
-        self.assertEqual((token.stream, dict(token.instance_map)), (0, {}))
+        error = self.assertRaises(StreamConfigurationError, stream.current_stream_token)
+
+        self.assertIn("push_rules has no combined token", str(error))
 
     def test_standard_rows_cannot_be_written(self) -> None:
         """

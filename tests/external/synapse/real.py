@@ -114,7 +114,12 @@ class OurProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=errors,
-                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+                env={
+                    **os.environ,
+                    "PYTHONUNBUFFERED": "1",
+                    # Modules of tests may be configured.
+                    "PYTHONPATH": str(Path(__file__).parents[3]),
+                },
                 start_new_session=True,
                 preexec_fn=die_with_parent(signal.SIGKILL),
             )
