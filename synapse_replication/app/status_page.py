@@ -32,10 +32,11 @@ _TONES = {
 }
 
 
-#: The tone and the text of the verdict for each standing except ``WAITING`` and
-#: ``NOT_READY``, for which :func:`judge` composes the text.
+#: The tone and the text of the verdict for each standing except those for which
+#: :func:`judge` composes the text.
 _VERDICTS = {
     Standing.DUPLICATE_NAME: ("bad", "Two processes have one name"),
+    Standing.ROWS_UNANNOUNCED: ("bad", "Committed rows were not announced"),
     Standing.STALLED: ("bad", "{count} of {streams} stalled"),
     Standing.CUT_OFF: ("bad", "No link is up"),
     Standing.STUCK_ID: ("bad", "An id is stuck"),
@@ -84,6 +85,10 @@ def judge(status: model.ProcessStatus) -> PageVerdict:
         return PageVerdict("busy", text)
     if found.standing is Standing.NOT_READY:
         return PageVerdict("busy", f"Not ready: {status.not_ready[0]}")
+    if found.standing is Standing.INSTANCE_PROBLEM:
+        count, total = len(status.troubled), len(status.instances)
+        text = f"{count} of {counted(total, 'instance')} with a problem"
+        return PageVerdict("bad", text)
     tone, text = _VERDICTS[found.standing]
     return PageVerdict(tone, text.format(count=count, streams=streams))
 
@@ -161,6 +166,7 @@ def render_page(status: model.ProcessStatus, nonce: str, *, is_body: bool) -> st
         more_peers=Counter(
             "gone" if each.is_gone else "here" for each in peers[MOST_SHOWN:]
         ),
+        instances=sorted(status.instances, key=lambda each: not each.problem),
         verdict=judge(status),
         stalled=model.group_stalls(status.writers),
         nonce=nonce,

@@ -41,6 +41,7 @@ _LAZY: Final = {
     "demo": "demo",
     "exec": "exec",
     "init-db": "database",
+    "monitor": "monitor",
     "pipeline": "pipeline",
     "positions": "database",
     "record": "record",

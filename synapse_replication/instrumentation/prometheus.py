@@ -432,6 +432,9 @@ class PrometheusObserver(ReplicationObserver):
 def _status_gauges(status: ProcessStatus) -> Iterator[_Sample]:
     if status.damage:
         yield "synapse_replication_sink_damaged", (), 1
+    for each in status.instances:
+        name = (each.instance_name,)
+        yield "synapse_replication_instance_up", name, int(each.is_up)
     for stuck in status.stuck_ids:
         key = stuck.stream_name, stuck.instance_name
         yield "synapse_replication_stuck_id_seconds", key, stuck.age

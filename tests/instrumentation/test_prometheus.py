@@ -54,6 +54,7 @@ from synapse_replication.instrumentation.prometheus import (
     PrometheusObserver,
     ReplicationMetrics,
 )
+from synapse_replication.instrumentation.status.model import InstanceStatus
 from synapse_replication.instrumentation.status.observer import StatusObserver
 from synapse_replication.instrumentation.turns import ReactorTurns
 from synapse_replication.streams.backlog import Backlog, BacklogOptions
@@ -175,6 +176,7 @@ class PrometheusObserverTests(SynchronousTestCase):
     def report_everything(self) -> None:
         self.status.stuck_ids = lambda: [StuckId("events", 7, "w1", 11.0)]
         self.status.damage = "journal has 1 damaged line(s)"
+        self.status.instances = lambda: [InstanceStatus("w1", "stock", "", 1.0)]
         observer: ReplicationObserver = self.observer
         observer.observe(Resynced("events", "w1", Resync.PARTIAL))
         observer.observe(BacklogRequested("events", "w1", None))

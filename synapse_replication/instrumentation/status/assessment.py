@@ -16,9 +16,11 @@ class Standing(enum.Enum):
     """The overall state of a process's replication, the worst first."""
 
     DUPLICATE_NAME = enum.auto()
+    INSTANCE_PROBLEM = enum.auto()
     STALLED = enum.auto()
     CUT_OFF = enum.auto()
     STUCK_ID = enum.auto()
+    ROWS_UNANNOUNCED = enum.auto()
     SINK_DAMAGED = enum.auto()
     WAITING = enum.auto()
     CATCHING_UP = enum.auto()
@@ -58,6 +60,8 @@ def assess(status: model.ProcessStatus) -> Assessment:
     concerned[Standing.STALLED] = status.stalled
     causes: dict[Standing, object] = {
         Standing.DUPLICATE_NAME: status.duplicates,
+        Standing.INSTANCE_PROBLEM: status.troubled,
+        Standing.ROWS_UNANNOUNCED: status.unannounced,
         Standing.CUT_OFF: status.is_cut_off,
         Standing.STUCK_ID: status.stuck_ids,
         Standing.SINK_DAMAGED: status.damage,
@@ -76,16 +80,8 @@ def describe_process(status: model.ProcessStatus) -> str:
     """
     found = assess(status)
     standing, concerned = found.standing, found.concerned
-    if standing is Standing.DUPLICATE_NAME:
-        return f"two processes are called {status.duplicates[0].instance_name}"
-    if standing is Standing.CUT_OFF:
-        return "no link is up"
-    if standing is Standing.STUCK_ID:
-        return f"stuck: {model.describe_stuck_id(status.stuck_ids[0])}"
-    if standing is Standing.SINK_DAMAGED:
-        return f"damaged: {printable(status.damage)}"
-    if standing is Standing.NOT_READY:
-        return f"not ready: {status.not_ready[0]}"
+    if not concerned and standing is not Standing.LIVE:
+        return _describe_problem(status, standing)
     if standing is Standing.LIVE:
         return _describe_live(found.followed)
     more = _and_more(concerned)
@@ -103,6 +99,30 @@ def describe_process(status: model.ProcessStatus) -> str:
     if last.started_from is None:
         return f"catching up {name}, {last.lag:,} behind{more}"
     return f"catching up {name} {model.describe_progress(last)}{more}"
+
+
+def _describe_problem(status: model.ProcessStatus, standing: Standing) -> str:
+    """Return a problem that does not concern single writers, in one line."""
+    if standing is Standing.DUPLICATE_NAME:
+        return f"two processes are called {status.duplicates[0].instance_name}"
+    if standing is Standing.INSTANCE_PROBLEM:
+        return describe_instances(status)
+    if standing is Standing.CUT_OFF:
+        return "no link is up"
+    if standing is Standing.STUCK_ID:
+        return f"stuck: {model.describe_stuck_id(status.stuck_ids[0])}"
+    if standing is Standing.ROWS_UNANNOUNCED:
+        return f"{counted(status.unannounced, 'row')} committed and not announced"
+    if standing is Standing.SINK_DAMAGED:
+        return f"damaged: {printable(status.damage)}"
+    return f"not ready: {status.not_ready[0]}"
+
+
+def describe_instances(status: model.ProcessStatus) -> str:
+    """Return the problem of an instance, and how many others have one."""
+    first, *others = status.troubled
+    text = f"{printable(first.instance_name)}: {printable(first.problem)}"
+    return f"{text}, and {len(others)} more" if others else text
 
 
 def _describe_live(followed: Sequence[model.WriterStatus]) -> str:

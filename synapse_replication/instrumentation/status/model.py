@@ -164,6 +164,26 @@ class DuplicateStatus(Struct, frozen=True):
     last_seen: float
 
 
+class InstanceStatus(Struct, frozen=True):
+    """An instance of the deployment, as a monitor sees it.
+
+    :ivar state: ``ours`` or ``stock`` if it answers, otherwise ``failed``, or
+        ``misdirected`` if another instance answers at its address.
+    :ivar problem: what is wrong; empty if nothing is.
+    :ivar since: how long it has been in this state, in s.
+    """
+
+    instance_name: str
+    state: str
+    problem: str
+    since: float
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the instance itself answers."""
+        return self.state in ("ours", "stock")
+
+
 class ProcessStatus(Struct, frozen=True):
     """The replication status of one process.
 
@@ -174,6 +194,9 @@ class ProcessStatus(Struct, frozen=True):
         it has no link; 0 if it has one.
     :ivar stuck_ids: the ids that delay the persisted-up-to positions of streams.
     :ivar damage: which rows that the sink stored are damaged; empty if none are.
+    :ivar instances: all instances of the deployment; only a monitor asks them.
+    :ivar unannounced: how many rows were committed in the last minutes and not
+        announced; only a monitor compares them.
     """
 
     server_name: str
@@ -188,6 +211,13 @@ class ProcessStatus(Struct, frozen=True):
     cut_off_for: float = 0.0
     stuck_ids: tuple[StuckId, ...] = ()
     damage: str = ""
+    instances: tuple[InstanceStatus, ...] = ()
+    unannounced: int = 0
+
+    @property
+    def troubled(self) -> tuple[InstanceStatus, ...]:
+        """The instances with a problem."""
+        return tuple(each for each in self.instances if each.problem)
 
     @property
     def stalled(self) -> tuple[WriterStatus, ...]:

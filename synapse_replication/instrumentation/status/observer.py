@@ -68,6 +68,7 @@ class StatusObserver(ReplicationObserver):
         to which its rows were sent or skipped, by the stream's name.
     :ivar readers: returns the readers of all writers, by (stream, writer). It must be
         thread-safe.
+    :ivar instances: returns the instances that a monitor asks.
     :ivar stuck_ids: returns the stuck ids. Like the other sources, it is called for
         each snapshot.
     """
@@ -106,6 +107,7 @@ class StatusObserver(ReplicationObserver):
         self._unsent: dict[str, tuple[int, float]] = {}
         self.readers: Callable[[], Mapping[tuple[str, str], Reader]] = dict
         self.stuck_ids: Callable[[], Iterable[StuckId]] = tuple
+        self.instances: Callable[[], Iterable[model.InstanceStatus]] = tuple
         #: The sink's text about damaged rows; see :class:`RowSink`.
         self.damage = ""
 
@@ -512,4 +514,5 @@ class StatusObserver(ReplicationObserver):
             report.cut_off_for(),
             tuple(self.stuck_ids()),
             self.damage,
+            tuple(self.instances()),
         )

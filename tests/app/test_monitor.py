@@ -1,0 +1,224 @@
+"""Tests for :mod:`synapse_replication.app.monitor`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from twisted.internet.defer import Deferred, succeed
+from twisted.internet.task import Clock
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.app.loss_meter import LossFinding
+from synapse_replication.app.monitor import (
+    ASK_INTERVAL,
+    SESSION_INTERVAL,
+    UNANNOUNCED_FOR,
+    InstanceWatch,
+    MonitorStatus,
+    SessionWatch,
+)
+from synapse_replication.app.status_page import judge, render_page
+from synapse_replication.errors import HttpCatchUpError
+from synapse_replication.handlers.events import DuplicateInstance, LinkDown, LinkUp
+from synapse_replication.handlers.host_parts import ReactorClock
+from synapse_replication.instrumentation.status.assessment import describe_process
+from synapse_replication.instrumentation.status.model import (
+    CUT_OFF_AFTER,
+    encode_status,
+)
+from synapse_replication.instrumentation.status.observer import StatusObserver
+from synapse_replication.storage.open_transactions import Session
+from synapse_replication.wire.close_reason import CloseReason
+from synapse_replication.wire.commands import PositionCommand, RdataCommand
+
+_STOCK = HttpCatchUpError("GET", "u", 404, '{"errcode":"M_UNRECOGNIZED","error":"?"}')
+_DEAD = HttpCatchUpError("GET", "u", None, "Connection refused")
+
+
+class MonitorTestCase(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.clock = Clock()
+        clock = ReactorClock(self.clock)
+        #: The answers of the instances.
+        self.answers: dict[str, Any] = {"master": _STOCK, "w1": _STOCK}
+        self.watch = InstanceWatch(clock, self.ask, ("master", "w1"))
+        self.status = MonitorStatus(
+            "x.test", self.watch, needs_link=False, monotonic=self.clock.seconds
+        )
+
+    async def ask(self, name: str) -> bytes:
+        answer = self.answers[name]
+        if isinstance(answer, Exception):
+            raise answer
+        if isinstance(answer, Deferred):
+            await answer
+        return encode_status(answer.snapshot())
+
+    def states(self) -> dict[str, str]:
+        return {each.instance_name: each.state for each in self.watch.statuses()}
+
+    def troubled(self) -> list[str]:
+        return [each.instance_name for each in self.status.snapshot().troubled]
+
+
+class InstanceWatchTests(MonitorTestCase):
+    def test_stock(self) -> None:
+        """Stock instances that run are no problem, however long they are silent."""
+        self.assertEqual(len(self.status.snapshot().not_ready), 2)
+        self.watch.start()
+        self.clock.advance(3600)
+        self.assertEqual(self.states(), {"master": "stock", "w1": "stock"})
+        status = self.status.snapshot()
+        self.assertEqual(status.not_ready, ())
+        self.assertEqual(judge(status).tone, "good")
+
+    def test_killed(self) -> None:
+        """An instance that misses two answers is named; one miss is no alarm."""
+        self.watch.start()
+        self.answers["w1"] = _DEAD
+        self.clock.advance(ASK_INTERVAL)
+        self.assertEqual(self.troubled(), [])
+        self.clock.advance(ASK_INTERVAL)
+        self.assertEqual(self.troubled(), ["w1"])
+        status = self.status.snapshot()
+        self.assertEqual(judge(status).text, "1 of 2 instances with a problem")
+        self.assertIn("w1: GET u did not answer", describe_process(status))
+        self.assertIn("w1: GET u did not answer", status.not_ready[0])
+        self.assertIn('data-instance="w1"', render_page(status, "n", is_body=True))
+        self.answers["w1"] = _STOCK
+        self.clock.advance(ASK_INTERVAL)
+        self.assertEqual(self.troubled(), [])
+        self.answers["w1"] = _DEAD
+        self.clock.advance(ASK_INTERVAL)
+        self.assertEqual(self.troubled(), [])
+
+    def test_dead_from_the_start(self) -> None:
+        """An instance that never answered is named, too."""
+        self.answers["w1"] = _DEAD
+        self.watch.start()
+        self.assertEqual(self.states(), {"master": "stock"})
+        self.clock.advance(ASK_INTERVAL)
+        self.assertEqual(self.troubled(), ["w1"])
+
+    def test_problem_of_ours(self) -> None:
+        """What an instance of this package reports about itself is a problem."""
+        ours = StatusObserver("x.test", "w1", monotonic=self.clock.seconds)
+        self.answers["w1"] = ours
+        self.watch.start()
+        self.assertEqual(self.states()["w1"], "ours")
+        self.assertEqual(self.troubled(), [])
+        ours.observe(DuplicateInstance("w2", ""))
+        self.clock.advance(ASK_INTERVAL)
+        (found,) = self.status.snapshot().troubled
+        self.assertEqual((found.state, found.is_up), ("ours", True))
+        self.assertEqual(found.problem, "two processes are called w2")
+
+    def test_wrong_instance(self) -> None:
+        """An answer of another instance is a problem."""
+        self.answers["w1"] = StatusObserver("x.test", "w9")
+        self.watch.start()
+        (found,) = self.status.snapshot().troubled
+        self.assertEqual((found.state, found.is_up), ("misdirected", False))
+
+    def test_stop(self) -> None:
+        """A stopped watch asks nothing."""
+        self.watch.start()
+        self.watch.stop()
+        self.answers.clear()
+        self.clock.advance(100)
+        self.assertEqual(self.flushLoggedErrors(), [])
+
+
+class MonitorStatusTests(MonitorTestCase):
+    def test_link(self) -> None:
+        """A lost link is a problem after a few seconds, until it is up again."""
+        status = MonitorStatus(
+            "x.test", self.watch, needs_link=True, monotonic=self.clock.seconds
+        )
+        self.watch.start()
+        self.assertEqual(status.snapshot().not_ready, ("no link is up",))
+        status.observe(LinkUp("redis"))
+        self.assertEqual(status.snapshot().not_ready, ())
+        status.observe(LinkDown("redis", CloseReason.LOST, "gone"))
+        self.clock.advance(CUT_OFF_AFTER)
+        self.assertEqual(judge(status.snapshot()).text, "No link is up")
+        status.observe(LinkUp("redis"))
+        self.assertEqual(judge(status.snapshot()).tone, "good")
+
+    def test_positions(self) -> None:
+        """Positions that lines announce are shown."""
+        self.status.receive(RdataCommand("events", "w1", 5, ["x"]))
+        self.status.receive(PositionCommand("typing", "w1", 1, 7))
+        found = [
+            (each.stream_name, each.instance_name, each.position)
+            for each in self.status.snapshot().writers
+        ]
+        self.assertEqual(found, [("events", "w1", 5), ("typing", "w1", 7)])
+
+    def test_unannounced(self) -> None:
+        """A row that was not announced is a problem for a while, or until it is."""
+        for announced_late in (False, True):
+            self.status.row_unannounced(LossFinding("events", "w1", 5, 30.0, False))
+            status = self.status.snapshot()
+            self.assertEqual(judge(status).text, "Committed rows were not announced")
+            self.assertEqual(
+                describe_process(status), "1 row committed and not announced"
+            )
+            self.assertIn(
+                "1 in the last minutes", render_page(status, "", is_body=True)
+            )
+            if announced_late:
+                self.status.row_unannounced(LossFinding("events", "w1", 5, 40.0, True))
+            else:
+                self.clock.advance(UNANNOUNCED_FOR + 1)
+            self.assertEqual(self.status.snapshot().unannounced, 0)
+
+
+class SessionWatchTests(SynchronousTestCase):
+    """Tests with a database whose answers are given."""
+
+    def setUp(self) -> None:
+        self.clock = Clock()
+        self.found: dict[str, tuple[Session, int]] | Exception = {}
+        database: Any = self
+        self.watch = SessionWatch(ReactorClock(self.clock), database, {})
+
+    def transact(self, what: str, work: Any, **options: Any) -> Any:
+        if isinstance(self.found, Exception):
+            failed: Deferred[Any] = Deferred()
+            failed.errback(self.found)
+            return failed
+        return succeed(self.found)
+
+    def test_stuck(self) -> None:
+        """A session is reported when it was found twice, and with its details."""
+        session = Session(
+            7,
+            "synapse",
+            "persister1",
+            "",
+            "idle in transaction",
+            42.0,
+            "INSERT",
+            True,
+            [],
+        )
+        self.found = {"events": (session, 12)}
+        self.watch.start()
+        self.assertEqual(self.watch.stuck(), ())
+        self.clock.advance(SESSION_INTERVAL)
+        (stuck,) = self.watch.stuck()
+        self.assertEqual((stuck.id, stuck.instance_name), (12, "persister1"))
+        self.assertIn("session 7 of synapse", stuck.session)
+        self.found = {}
+        self.clock.advance(SESSION_INTERVAL)
+        self.assertEqual(self.watch.stuck(), ())
+
+    def test_failure(self) -> None:
+        """A database that cannot be read is a problem until it can."""
+        self.found = OSError("gone")
+        self.watch.start()
+        self.assertEqual(self.watch.problem, "gone")
+        self.found = {}
+        self.clock.advance(SESSION_INTERVAL)
+        self.assertEqual(self.watch.problem, "")
