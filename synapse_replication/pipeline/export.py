@@ -16,12 +16,12 @@ import pyarrow as pa
 
 from synapse_replication.errors import PipelineError, excerpt
 from synapse_replication.pipeline.archive.snapshot import Snapshot, open_snapshot
-from synapse_replication.pipeline.scan import Batches, Scan
-from synapse_replication.pipeline.spark.session import SparkJob, spark_errors_shortened
-from synapse_replication.pipeline.workspace import (
+from synapse_replication.pipeline.result_folder import (
     created_atomically,
     path_of_new_folder,
 )
+from synapse_replication.pipeline.scan import Batches, Scan
+from synapse_replication.pipeline.spark.session import SparkJob, spark_errors_shortened
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -45,11 +45,15 @@ class Severity(enum.Enum):
     INFO = "info"
 
 
+_KINDS: Final = read_table(Path(__file__).with_name("kinds.csv"))
+
 #: The severity of the findings of each kind, from the manual.
 SEVERITIES: Final[Mapping[str, Severity]] = {
-    row["Kind"]: Severity(row["Level"])
-    for row in read_table(Path(__file__).with_name("kinds.csv"))
+    row["Kind"]: Severity(row["Level"]) for row in _KINDS
 }
+
+#: What to do about the findings of each kind, in reStructuredText.
+REMEDIES: Final[Mapping[str, str]] = {row["Kind"]: row["What to do"] for row in _KINDS}
 
 #: The number of findings of each severity.
 Counts = Counter[Severity]

@@ -1,8 +1,6 @@
-"""Computes the contents of a report from the tables of its workspace.
+"""Computes the contents of a report from frames of rows and of recorded lines.
 
-The queries are in ``queries.sql``. They read the tables ``rows``, whose times are null
-if the rows' tables do not record the time of writing, and ``wire``, in which invalid
-records are marked by ``is_damaged``.
+The queries are in ``queries.sql``, and run on Spark's executors.
 
 The results do not grow with the number of input rows: the numbers of windows, events,
 findings, rooms and users are limited.
@@ -18,17 +16,19 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
-import duckdb
 
 from synapse_replication.data_files import read_queries
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.audit.findings import AuditFinding, Severity, notes_of
+from synapse_replication.pipeline.scan import table_frame
 from synapse_replication.pipeline.schemas import ROWS_SCHEMA, WIRE_SCHEMA, with_texts
-from synapse_replication.pipeline.workspace import rows_of
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
 
 QUERIES: Final = read_queries(Path(__file__).with_name("queries.sql"))
 
@@ -60,7 +60,7 @@ ROW_COLUMNS: Final = (
     *("instance_name", "stream_id", "row_index", "written_ts", "room_id", "user_id"),
 )
 
-#: The table ``rows``.
+#: The columns of rows.
 ROWS: Final = with_texts(ROWS_SCHEMA, *ROW_COLUMNS)
 
 #: The columns of recorded lines.
@@ -115,10 +115,10 @@ class ReportData:
 
 
 def collect_report(
-    workspace: duckdb.DuckDBPyConnection,
+    session: SparkSession,
     *,
-    has_rows: bool = False,
-    has_wire: bool = False,
+    rows: DataFrame | None = None,
+    wire: DataFrame | None = None,
     findings: Sequence[AuditFinding] | None = None,
     sources: Sequence[str] = (),
     window_s: int | None = None,
@@ -126,9 +126,10 @@ def collect_report(
 ) -> ReportData:
     """Count rows and lines.
 
-    :param workspace: has the tables ``rows`` and ``wire``, which may be empty.
-    :param has_rows: whether rows were read; otherwise, only recordings are given.
-    :param has_wire: whether recordings were read.
+    :param session: a session whose temporary views may be changed.
+    :param rows: rows with ROWS, which are read several times; ``None`` if only
+        recordings are given. Times are null if a row's table does not store them.
+    :param wire: recorded lines with ``LINE_COLUMNS`` and ``is_damaged``.
     :param findings: an audit's findings, worst first; ``None`` without an audit.
     :param sources: descriptions of the sources, for display.
     :param window_s: the length of a plot's window, in s; ``None`` to choose it by the
@@ -140,76 +141,81 @@ def collect_report(
         made=datetime.datetime.now(datetime.timezone.utc),
         sources=sources,
         identified=identify,
-        has_wire=has_wire,
+        has_wire=wire is not None,
     )
-    workspace.execute(QUERIES["window_of"])
-    if has_rows:
-        _count_rows(workspace, data, window_s)
-    if has_wire:
-        _count_lines(workspace, data, window_s)
-    table = "rows" if has_rows else "arrived"
-    workspace.execute(f"CREATE VIEW mentioned AS FROM {table}")
-    hot = _fetch(workspace, "hottest", limit=MAX_HOT)
+    mentioned = table_frame(session, ROWS.empty_table()) if rows is None else rows
+    mentioned.createOrReplaceTempView("rows")
+    if rows is not None:
+        _count_rows(session, data, window_s)
+    if wire is not None:
+        wire.createOrReplaceTempView("wire")
+        _count_lines(session, data, window_s)
+        if rows is None:
+            mentioned = session.table("arrived")
+    mentioned.createOrReplaceTempView("mentioned")
+    hot = _fetch(session, "hottest", limit=MAX_HOT)
     data.hottest = hot if identify else hide_names(hot, secrets.token_bytes(32))
     if findings is not None:
         _count_findings(findings, data)
     return data
 
 
-def _fetch(workspace: duckdb.DuckDBPyConnection, name: str, **parameters: Any) -> Rows:
-    rows = rows_of(workspace, QUERIES[name], **parameters)
-    return [SimpleNamespace(**row) for row in rows]
+def _fetch(session: SparkSession, name: str, **parameters: int) -> Rows:
+    found = session.sql(QUERIES[name], parameters or None).toArrow()
+    return [SimpleNamespace(**row) for row in found.to_pylist()]
 
 
-def _count_rows(
-    workspace: duckdb.DuckDBPyConnection, data: ReportData, window_s: int | None
-) -> None:
-    workspace.execute(QUERIES["counts"])
-    (span,) = _fetch(workspace, "written")
+def _keep(session: SparkSession, view: str, sql: str) -> None:
+    """Compute a result once, and add a view of it."""
+    session.sql(sql).localCheckpoint().createOrReplaceTempView(view)
+
+
+def _count_rows(session: SparkSession, data: ReportData, window_s: int | None) -> None:
+    _keep(session, "counts", QUERIES["counts"])
+    (span,) = _fetch(session, "written")
     data.rows_window = _window(window_s, span.first, span.last)
-    data.totals = _fetch(workspace, "totals")
-    data.batches = _fetch(workspace, "batches")
-    data.over_time = _fetch(workspace, "over_time", window=data.rows_window)
+    data.totals = _fetch(session, "totals")
+    data.batches = _fetch(session, "batches")
+    data.over_time = _fetch(session, "over_time", window=data.rows_window)
 
 
-def _count_lines(
-    workspace: duckdb.DuckDBPyConnection, data: ReportData, window_s: int | None
-) -> None:
-    (span,) = _fetch(workspace, "span")
+def _count_lines(session: SparkSession, data: ReportData, window_s: int | None) -> None:
+    names = {"rooms": _path_cases("room_id"), "users": _path_cases("user_id")}
+    _keep(session, "lines", QUERIES["lines"].format_map(names))
+    (span,) = _fetch(session, "span")
     data.wire_relative = span.first is None
     if data.wire_relative:
-        workspace.execute(QUERIES["since_beginning"])
-        (span,) = _fetch(workspace, "span")
+        since = session.sql(QUERIES["since_beginning"])
+        since.createOrReplaceTempView("lines")
+        (span,) = _fetch(session, "span")
     window = data.wire_window = _window(window_s, span.first, span.last)
-    workspace.execute(_macros())
-    workspace.execute(QUERIES["arrived"])
-    workspace.execute(QUERIES["late"])
-    if data.wire_relative:
-        workspace.execute("DELETE FROM late")
-    data.arrived = _fetch(workspace, "arrived_over_time", window=window)
-    lags = _fetch(workspace, "lags", window=window)
-    data.lags = [lag for lag in lags if lag.start is None]
-    data.lags_over_time = [lag for lag in lags if lag.start is not None]
-    data.events = _fetch(workspace, "events", limit=MAX_EVENTS)
-    data.event_count = data.events[0].total if data.events else 0
-    data.commands = _fetch(workspace, "commands")
+    _keep(session, "arrived", QUERIES["arrived"])
+    data.arrived = _fetch(session, "arrived_over_time", window=window)
+    if not data.wire_relative:
+        session.sql(QUERIES["late"]).createOrReplaceTempView("late")
+        lags = _fetch(session, "lags", window=window)
+        data.lags = [lag for lag in lags if lag.start is None]
+        data.lags_over_time = [lag for lag in lags if lag.start is not None]
+    session.sql(QUERIES["all_events"]).createOrReplaceTempView("all_events")
+    data.events = _fetch(session, "events", limit=MAX_EVENTS)
+    data.event_count = len(data.events)
+    if data.event_count == MAX_EVENTS:
+        (found,) = _fetch(session, "event_count")
+        data.event_count = found.events
+    data.commands = _fetch(session, "commands")
 
 
-def _macros() -> str:
-    """Return statements that create macros for the room and the user of a JSON row."""
-    statements = []
-    for name, field in (("room_of", "room_id"), ("user_of", "user_id")):
-        cases = []
-        for stream in STANDARD_STREAMS.values():
-            # Rows of events have several types.
-            row_type: Any = getattr(stream.description.codec, "row_type", None)
-            fields = list(attrs.fields_dict(row_type)) if row_type else []
-            if field in fields:
-                path = f"$[{fields.index(field)}]"
-                cases.append(f"WHEN '{stream.name}' THEN value ->> '{path}'")
-        case = f"CASE stream {' '.join(cases)} END"
-        statements.append(f"CREATE MACRO {name}(stream, value) AS {case};")
-    return " ".join(statements)
+def _path_cases(field: str) -> str:
+    """Return the cases of an expression for a field of the JSON rows of streams."""
+    cases = []
+    for stream in STANDARD_STREAMS.values():
+        # Rows of events have several types.
+        row_type: Any = getattr(stream.description.codec, "row_type", None)
+        fields = list(attrs.fields_dict(row_type)) if row_type else []
+        if field in fields:
+            path = f"$[{fields.index(field)}]"
+            cases.append(f"WHEN '{stream.name}' THEN get_json_object(row, '{path}')")
+    return " ".join(cases)
 
 
 def _count_findings(findings: Sequence[AuditFinding], data: ReportData) -> None:

@@ -3,32 +3,36 @@
 from __future__ import annotations
 
 import datetime
+import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from synapse_replication import __version__
 from synapse_replication.pipeline.archive.snapshot import Snapshot, open_snapshot
-from synapse_replication.pipeline.audit.findings import read_findings
+from synapse_replication.pipeline.audit.findings import REMEDIES, read_findings
 from synapse_replication.pipeline.audit.job import AUDIT_STEPS, audited
+from synapse_replication.pipeline.progress import JobProgress
+from synapse_replication.pipeline.recorded_lines import lines_frame
 from synapse_replication.pipeline.report import counts
-from synapse_replication.pipeline.scan import Scan
-from synapse_replication.pipeline.settings import PipelineSettings
-from synapse_replication.pipeline.source.planning import scan_rows
-from synapse_replication.pipeline.spark.session import lazy_session
-from synapse_replication.pipeline.workspace import (
+from synapse_replication.pipeline.result_folder import (
     created_atomically,
-    load,
-    load_lines,
-    open_workspace,
     path_of_new_folder,
 )
+from synapse_replication.pipeline.settings import PipelineSettings
+from synapse_replication.pipeline.source.connections import read_transaction
+from synapse_replication.pipeline.source.planning import scan_rows
+from synapse_replication.pipeline.spark.session import own_session, spark_job
+from synapse_replication.pipeline.wire_lines import find_recordings
 from synapse_replication.text import counted, duration
 
 if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
     from synapse_replication.pipeline.report.plots import Plot
 
 #: The number of steps in addition to those of an audit: count, draw.
@@ -63,45 +67,50 @@ def run_report(
     folder = path_of_new_folder(out)
     archived = open_snapshot(archive) if archive else None
     given = None if findings is None else read_findings(findings)
+    find_recordings(recordings)
+    if settings is not None:
+        with read_transaction(settings.conninfo):
+            pass
     audits = settings is not None and findings is None and with_audit
     name, steps = "synapse-replication report", _STEPS + AUDIT_STEPS * audits
-    with (
-        lazy_session(name, steps, master=master) as (progress, spark),
-        open_workspace() as workspace,
-    ):
-        if audits:
-            assert settings is not None
-            # Audit the version of the archive that the rest of the report describes.
-            given = audited(
-                settings,
-                recordings=recordings,
-                archive=archived,
-                spark=spark,
-                begin=progress.begin,
+    with JobProgress(sys.stderr, steps) as progress:
+        with spark_job(name, master=master, progress=progress) as spark:
+            spark.start()
+            if audits:
+                assert settings is not None
+                # Audit the version of the archive that the rest of the report uses.
+                given = audited(
+                    settings,
+                    recordings=recordings,
+                    archive=archived,
+                    spark=spark,
+                    begin=progress.begin,
+                )
+            progress.begin("count rows and lines")
+            session = own_session(spark())
+            data = counts.collect_report(
+                session,
+                rows=_rows(session, settings, archived),
+                wire=lines_frame(session, counts.LINE_COLUMNS, recordings, archived),
+                findings=given,
+                sources=_sources(settings, archived, recordings, audits=audits),
+                window_s=window,
+                identify=identify,
             )
-        progress.begin("count rows and lines")
-        load_lines(workspace, counts.LINE_COLUMNS, recordings, archived, spark)
-        has_wire = bool(recordings)
-        scan: Scan | None = None
-        if archived is not None:
-            has_wire = has_wire or bool(archived.wire_files)
-            scan = archived.rows(*counts.ROW_COLUMNS)
-        elif settings is not None:
-            scan = scan_rows(settings, *counts.ROW_COLUMNS)
-        load(workspace, "rows", counts.ROWS, () if scan is None else scan.batches())
-        sources = _sources(settings, archived, recordings, audits=audits)
-        data = counts.collect_report(
-            workspace,
-            has_rows=scan is not None,
-            has_wire=has_wire,
-            findings=given,
-            sources=sources,
-            window_s=window,
-            identify=identify,
-        )
         progress.begin("draw plots")
         write_report(data, folder)
     return folder / "report.html"
+
+
+def _rows(
+    session: SparkSession, settings: PipelineSettings | None, archive: Snapshot | None
+) -> DataFrame | None:
+    if archive is not None:
+        return archive.rows_frame(session, *counts.ROW_COLUMNS)
+    if settings is None:
+        return None
+    # Several queries use the rows: read the database only once.
+    return scan_rows(settings, *counts.ROW_COLUMNS).frame(session).localCheckpoint()
 
 
 def _sources(
@@ -159,6 +168,7 @@ def render_page(data: counts.ReportData, plots: Sequence[Plot]) -> str:
         duration=duration,
         moment=_moment,
         passed=_passed,
+        remedy=_remedy,
         size=lambda seconds: duration(seconds * 1000),
     )
     return environment.get_template("report.html").render(
@@ -167,6 +177,11 @@ def render_page(data: counts.ReportData, plots: Sequence[Plot]) -> str:
         plots={plot.name: Markup(plot.svg + plot.narrow) for plot in plots},
         version=__version__,
     )
+
+
+def _remedy(kind: str) -> Markup:
+    """Return what to do about the findings of a kind."""
+    return Markup(re.sub("``(.+?)``", r"<code>\1</code>", str(escape(REMEDIES[kind]))))
 
 
 def _moment(value: datetime.datetime | None) -> str:

@@ -10,7 +10,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import duckdb
 import pyarrow as pa
 from click.testing import CliRunner
 from twisted.trial.unittest import SynchronousTestCase
@@ -18,14 +17,17 @@ from twisted.trial.unittest import SynchronousTestCase
 from synapse_replication.cli.pipeline.deployment import report_command
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.audit.findings import AuditFinding, Severity
+from synapse_replication.pipeline.recorded_lines import lines_frame
 from synapse_replication.pipeline.report.counts import (
     LINE_COLUMNS,
-    QUERIES,
     ROWS as ROWS_SCHEMA,
     ReportData,
     collect_report,
 )
-from synapse_replication.pipeline.workspace import lines_schema, load, rows_of
+from synapse_replication.pipeline.scan import table_frame
+from synapse_replication.pipeline.schemas import WIRE_SCHEMA
+from synapse_replication.pipeline.spark.session import own_session
+from tests.pipeline.shared_session import shared_session
 
 UTC = datetime.timezone.utc
 BEGINNING = datetime.datetime(2026, 1, 31, tzinfo=UTC)
@@ -35,35 +37,35 @@ def at(seconds: float) -> datetime.datetime:
     return BEGINNING + datetime.timedelta(seconds=seconds)
 
 
+LINES_SCHEMA = pa.schema(
+    [*map(WIRE_SCHEMA.field, LINE_COLUMNS), pa.field("is_damaged", pa.bool_())]
+)
+
 #: Seconds, command, stream, writer, token, previous token and row of a line.
 Line = tuple[Any, ...]
 
 
-def load_rows(
-    database: duckdb.DuckDBPyConnection,
-    table: str,
-    schema: pa.Schema,
-    rows: Iterable[Sequence[Any]],
-) -> None:
-    """Create a table of rows."""
-    values = [dict(zip(schema.names, row, strict=True)) for row in rows]
-    load(database, table, schema, pa.Table.from_pylist(values, schema).to_batches())
-
-
-def make_workspace(
-    rows: Sequence[tuple[Any, ...]], lines: Iterable[Line]
-) -> duckdb.DuckDBPyConnection:
-    """Return a database with the tables of the queries."""
+def collect(
+    rows: Sequence[tuple[Any, ...]] = (), lines: Iterable[Line] = (), **options: Any
+) -> ReportData:
+    """Collect the report of rows and lines, those that are given."""
     recorded = []
     for number, line in enumerate(lines, 1):
         seconds, command, stream, writer, token, previous, row = line
         head = ("a.jsonl", number, float(seconds), at(seconds), command)
         recorded.append((*head, stream, writer, token, previous, row, command is None))
-    database = duckdb.connect()
-    database.execute("SET TimeZone = 'UTC'")
-    load_rows(database, "rows", ROWS_SCHEMA, rows)
-    load_rows(database, "wire", lines_schema(LINE_COLUMNS), recorded)
-    return database
+    session = own_session(shared_session())
+
+    def frame(schema: pa.Schema, values: Sequence[tuple[Any, ...]]) -> Any:
+        found = [dict(zip(schema.names, each, strict=True)) for each in values]
+        return table_frame(session, pa.Table.from_pylist(found, schema))
+
+    return collect_report(
+        session,
+        rows=frame(ROWS_SCHEMA, rows) if rows else None,
+        wire=frame(LINES_SCHEMA, recorded) if recorded else None,
+        **options,
+    )
 
 
 def event(room: str) -> str:
@@ -116,10 +118,9 @@ def collected() -> ReportData:
         ),
         AuditFinding(kind="announced_absent", message="7 is missing", evidence="{}"),
     ]
-    return collect_report(
-        make_workspace(ROWS, WIRE),
-        has_rows=True,
-        has_wire=True,
+    return collect(
+        ROWS,
+        WIRE,
         findings=findings,
         sources=["tests"],
         window_s=60,
@@ -288,9 +289,8 @@ class CollectTests(SynchronousTestCase):
         The first POSITION is neither, nor is one that repeats a known token, nor is one
         after late rows of ``caches``.
         """
-        database = make_workspace(
-            [],
-            [
+        data = collect(
+            lines=[
                 (0, "POSITION", "events", "w1", 9, 9, None),
                 (1, "RDATA", "events", "w1", 10, None, "[]"),
                 (2, "POSITION", "events", "w1", 12, 10, None),
@@ -304,8 +304,7 @@ class CollectTests(SynchronousTestCase):
             ],
         )
         found = [
-            (row["kind"], row["stream"], row["known"], row["line_number"])
-            for row in rows_of(database, QUERIES["events"], limit=9)
+            (row.kind, row.stream, row.known, row.line_number) for row in data.events
         ]
         self.assertEqual(
             found, [("reset", "typing", 649, 7), ("catch-up", "events", 12, 5)]
@@ -350,19 +349,15 @@ class RecordingAloneTests(SynchronousTestCase):
 
     def test_damaged_line(self) -> None:
         """A damaged line, whose ``t`` is 0, does not move the beginning."""
-        database = make_workspace(
-            [],
-            [
-                (0.0, None, None, None, None, None, None),
-                (100.0, "POSITION", "events", "w1", 9, 9, None),
-                (160.5, "RDATA", "events", "w1", 10, None, event("!a")),
-            ],
+        recording = Path("damaged.jsonl").absolute()
+        line = '{{"t": {}, "channel": "x", "line": "RDATA events w1 {} []"}}\n'
+        recording.write_text(
+            "nonsense\n" + line.format(100, 9) + line.format(160.5, 10)
         )
-        database.execute(QUERIES["since_beginning"])
-        times = database.execute(
-            "SELECT epoch(received_ts) FROM wire ORDER BY line_number"
-        ).fetchall()
-        self.assertEqual([seconds for (seconds,) in times], [None, 0.0, 60.5])
+        session = own_session(shared_session())
+        wire = lines_frame(session, LINE_COLUMNS, [recording], None)
+        data = collect_report(session, wire=wire, window_s=1)
+        self.assertEqual([each.start for each in data.arrived], [0, 60])
 
     def test_names(self) -> None:
         """Without rows, rooms and users come from the recorded rows of any kind."""
@@ -377,8 +372,7 @@ class RecordingAloneTests(SynchronousTestCase):
             (number, "RDATA", stream, "w1", number, None, row)
             for number, (stream, row) in enumerate(rows)
         ]
-        workspace = make_workspace([], lines)
-        data = collect_report(workspace, has_wire=True, identify=True)
+        data = collect(lines=lines, identify=True)
         self.assertEqual(
             [(hot.name, hot.rows) for hot in data.hottest],
             [("!a", 2), ("!b", 2), ("@u:x", 2)],
@@ -399,8 +393,7 @@ class RecordingAloneTests(SynchronousTestCase):
                 ("events", "w1", token, 0, at(day * 86_400), None, None)
                 for token, day in ((1, 0), (2, days))
             ]
-            workspace = make_workspace(ends, [])
-            data = collect_report(workspace, has_rows=True)
+            data = collect(ends)
             starts = [each.start for each in data.over_time]
             self.assertEqual(len(starts), 2, days)
             for start, (*_, written, _, _) in zip(sorted(starts), ends, strict=True):
@@ -410,8 +403,5 @@ class RecordingAloneTests(SynchronousTestCase):
     def test_too_many_windows(self) -> None:
         """A window that is too short for the duration is an error."""
         rows = [("events", "w1", n, 0, at(n * 86_400), None, None) for n in (1, 9)]
-        workspace = make_workspace(rows, [])
-        error = self.assertRaises(
-            PipelineError, collect_report, workspace, has_rows=True, window_s=1
-        )
+        error = self.assertRaises(PipelineError, collect, rows, window_s=1)
         self.assertIn("choose a longer window", str(error))

@@ -154,6 +154,18 @@ class PageTests(SynchronousTestCase):
         for text in ("12,000", "event_persister1 announced 1848", "1.5 s", "catch-up"):
             self.assertIn(text, page)
 
+    def test_what_to_do(self) -> None:
+        """The page says what to do about each finding, and why notes may be many."""
+        page = self.page()
+        self.assertIn(
+            'data-label="What to do" class="message">Restart the readers', page
+        )
+        self.assertIn("With <code>--archive</code>, an audit knows the replaced", page)
+        self.assertIn("An audit with an archive has\nfewer", page)
+        data = make_report_data()
+        few = [note for note in data.notes if note.kind != "id_without_row"]
+        self.assertNotIn("has\nfewer", self.page(attrs.evolve(data, notes=few)))
+
     def test_notes(self) -> None:
         """Errors are shown; notes are collapsed, in a group for each kind."""
         page = self.page()
