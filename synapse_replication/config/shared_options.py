@@ -145,8 +145,8 @@ class SharedOptions:
 
     :ivar writer_lock: whether a process that writes streams in PostgreSQL holds an
         advisory lock there. A second process with its name then waits for ten seconds
-        and refuses to start. The lock has no effect behind a pooler in transaction
-        mode.
+        and refuses to start. Behind a pooler, a transaction stays open for the lock,
+        which needs one connection of the pool.
     :ivar receiving: the limits of the data and positions that are accepted from peers.
     :ivar tracing: the destination of spans; by default, none.
     :ivar backlog: the limits of the backlog of each stream; ``None`` if this process

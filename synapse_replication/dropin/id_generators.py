@@ -293,8 +293,10 @@ def _hold_name(db_conn: Any, server_name: str, instance_name: str) -> None:
     session.autocommit = True
     deadline = time.monotonic() + name_lock.WAIT
     with closing(session.cursor()) as cursor:
+        is_pooled = name_lock.is_pooled(cursor)
+        lock = name_lock.hold_lock if is_pooled else name_lock.try_lock
         while True:
-            own, holder = name_lock.try_lock(cursor, key)
+            own, holder = lock(cursor, key)
             if holder.pid == own:
                 _lock_sessions[held] = session
                 return
@@ -305,6 +307,7 @@ def _hold_name(db_conn: Any, server_name: str, instance_name: str) -> None:
                     holder,
                     "start it with exec --no-writer-lock, or with "
                     f"{variable('writer_lock')}=false",
+                    is_pooled=is_pooled,
                 )
             time.sleep(name_lock.RETRY_INTERVAL)
 

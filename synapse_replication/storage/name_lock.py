@@ -15,6 +15,10 @@ from typing import Any
 
 import psycopg2.errors
 from msgspec import Struct
+from psycopg2.extensions import (
+    TRANSACTION_STATUS_INERROR,
+    TRANSACTION_STATUS_INTRANS,
+)
 from twisted.logger import Logger
 
 from synapse_replication.errors import NameLostError, StorageError
@@ -52,16 +56,26 @@ def lock_key(server_name: str, instance_name: str) -> tuple[int, ...]:
     return struct.unpack(">ii", hashlib.sha256(name).digest()[:8])
 
 
-def taken(instance_name: str, holder: LockSession, override: str) -> StorageError:
+def taken(
+    instance_name: str, holder: LockSession, override: str, *, is_pooled: bool = False
+) -> StorageError:
     """Return the error that another process has the lock.
 
     :param override: how to start without the lock.
+    :param is_pooled: whether the database is reached through a pooler. Then other
+        processes may use the session of the holder, and it must not be ended.
     """
+    hint = (
+        "Its session belongs to a pooler, so others may use it: do not end it. If that "
+        "process does not exist any more, have the pooler replace its connections "
+        "(RECONNECT, or a restart)"
+        if is_pooled
+        else "If it does not exist any more, end its session: "
+        f"SELECT pg_terminate_backend({holder.pid})"
+    )
     return StorageError(
         f"another process writes as {instance_name}: {holder} holds the lock of this "
-        "name. Stop that process; if it does not exist any more, end its session: "
-        f"SELECT pg_terminate_backend({holder.pid}). To start without the lock, "
-        f"{override}"
+        f"name. Stop that process. {hint}. To start without the lock, {override}"
     )
 
 
@@ -86,6 +100,53 @@ def try_lock(txn: Any, key: tuple[int, ...]) -> tuple[int, LockSession]:
     return own, LockSession(*found[0]) if found else LockSession(
         -1, "an unknown address"
     )
+
+
+def is_pooled(txn: Any) -> bool:
+    """Return whether a pooler is between this process and PostgreSQL.
+
+    A pooler presents an id of its own for the session, because cancel requests come to
+    it; the session itself may be another one in each transaction.
+
+    :param txn: a cursor of psycopg2.
+    """
+    txn.execute("SELECT pg_backend_pid()")
+    ((actual,),) = txn.fetchall()
+    return bool(txn.connection.info.backend_pid != actual)
+
+
+def hold_lock(txn: Any, key: tuple[int, ...]) -> tuple[int, LockSession]:
+    """Acquire a lock if it is free, for as long as a transaction is open.
+
+    A pooler must not lend a session to others while a transaction is open in it, and
+    must end the session if the client disappears. So, unlike :func:`try_lock`, this
+    never leaves the lock in a session of the pooler. The open transaction reads no
+    table and has no snapshot, so it does not delay vacuum.
+
+    :param txn: a cursor with autocommit, of the connection that keeps the lock. If it
+        has the lock already, this only makes sure of it.
+    :return: the process id of this session, and the session with the lock.
+    """
+    state = txn.connection.info.transaction_status
+    if state == TRANSACTION_STATUS_INTRANS:
+        txn.execute(queries.SQL["lock_pid"])
+        ((own,),) = txn.fetchall()
+        return own, LockSession(own)
+    if state == TRANSACTION_STATUS_INERROR:
+        txn.execute("ROLLBACK")
+    txn.execute("BEGIN ISOLATION LEVEL READ COMMITTED")
+    txn.execute(queries.SQL["no_transaction_timeouts"])
+    txn.execute("SELECT pg_try_advisory_xact_lock(%s, %s)", key)
+    ((is_acquired,),) = txn.fetchall()
+    if not is_acquired:
+        txn.execute(queries.SQL["lock_holder"], [number % 2**32 for number in key])
+    found = None if is_acquired else txn.fetchone()
+    txn.execute(queries.SQL["lock_pid"])
+    ((own,),) = txn.fetchall()
+    if is_acquired:
+        return own, LockSession(own)
+    txn.execute("ROLLBACK")
+    return own, LockSession(*found) if found else LockSession(-1, "an unknown address")
 
 
 def prepare_terms(txn: Any, instance_name: str) -> bool:

@@ -101,6 +101,7 @@ FROM pg_stat_activity AS activity, LATERAL (
     ) AS writes_stream
 ) AS locks
 WHERE datname = current_database() AND pid <> pg_backend_pid()
+    AND coalesce(query, '') NOT LIKE '%%/* lock of a writer''s name */%%'
     AND CASE WHEN xact_start IS NULL THEN writes_stream
         ELSE xact_start < clock_timestamp() - %(open_for)s * interval '1 second'
     END
@@ -225,6 +226,16 @@ GROUP BY writer
 SELECT set_config('tcp_keepalives_idle', '10', false),
     set_config('tcp_keepalives_interval', '5', false),
     set_config('tcp_keepalives_count', '3', false)
+
+-- name: lock_pid
+-- The process id of this session. The comment marks the sessions of locks for
+-- open_transactions.
+SELECT pg_backend_pid() /* lock of a writer's name */
+
+-- name: no_transaction_timeouts
+-- Let this transaction stay open.
+SELECT set_config(name, '0', true) FROM pg_settings
+WHERE name IN ('idle_in_transaction_session_timeout', 'transaction_timeout')
 
 -- name: lock_holder
 -- The session that holds the advisory lock of a name.

@@ -14,9 +14,10 @@ PostgreSQL refuses whatever its predecessor tries to commit (see
 :mod:`~synapse_replication.storage.admission`). That waits for the predecessor's commits
 in progress, and ends their sessions if they last longer than :data:`WAIT`.
 
-A session is not the process's own behind a pooler in transaction mode, where the lock
-protects nothing. This is detected when a later check runs in another session although
-the first still holds the lock; it is reported, and the lock is not used any more.
+Behind a pooler, a session is not the process's own: it may be another one in each
+transaction, and it outlives the process. There, the lock belongs to a transaction that
+stays open, idle, and which the pooler ends together with the session if the process
+disappears.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ from synapse_replication.storage.name_lock import (
     check_term,
     end_session,
     find_blocking_sessions,
+    hold_lock,
+    is_pooled,
     lock_key,
     prepare_terms,
     taken,
@@ -78,9 +81,10 @@ class WriterLock:
 
     def __attrs_post_init__(self) -> None:
         self._key = lock_key(self._server_name, self._instance_name)
-        # The session that held the lock when it was last checked.
-        self._pid: int | None = None
         self._admission: Admission | None = None
+        self._is_pooled = False
+        # The session that waits for the term.
+        self._waiting: int | None = None
         self._check = Timer(self._clock)
         self._stopped = False
 
@@ -95,6 +99,13 @@ class WriterLock:
         :raises StorageError: if another process holds the lock for too long.
         """
         what = f"lock the name {self._instance_name}"
+        self._is_pooled = await until_available(self._clock, what, self._find_pooler)
+        if self._is_pooled:
+            _log.info(
+                "The database is reached through a pooler: a transaction stays open, "
+                "idle, for the lock of {name}",
+                name=self._instance_name,
+            )
         await until_available(self._clock, what, self._hold)
         if await until_available(self._clock, what, self._prepare):
             self._admission = await until_available(
@@ -102,6 +113,9 @@ class WriterLock:
             )
         self._check_later()
         return self._admission
+
+    def _find_pooler(self) -> Deferred[bool]:
+        return self._database.transact("find_pooler", is_pooled, autocommit=True)
 
     def _prepare(self) -> Deferred[bool]:
         def prepare(txn: Any) -> bool:
@@ -114,26 +128,32 @@ class WriterLock:
         return self._others.transact("prepare_terms", prepare)
 
     async def _acquire_term(self) -> Admission:
-        acquiring = self._database.transact(
-            "acquire_name",
-            lambda txn: acquire_name(txn, self._instance_name, self._holder),
-            autocommit=True,
-        )
+        acquirer, helper = self._database, self._others
+        if self._is_pooled:
+            # A transaction is open in the other session.
+            acquirer, helper = helper, acquirer
+        acquiring = acquirer.transact("acquire_name", self._acquire)
         began = self._clock.seconds()
         interval = FIRST_POLL
         while not acquiring.called:
             await self._clock.sleep(interval)
             interval = RETRY_INTERVAL
             if not acquiring.called and self._clock.seconds() - began >= WAIT:
-                await self._others.transact(
+                await helper.transact(
                     "end_predecessor", self._end_predecessor, autocommit=True
                 )
                 began = self._clock.seconds()
         return await acquiring
 
+    def _acquire(self, txn: Any) -> Admission:
+        txn.execute("SELECT pg_backend_pid()")
+        ((self._waiting,),) = txn.fetchall()
+        return acquire_name(txn, self._instance_name, self._holder)
+
     def _end_predecessor(self, txn: Any) -> None:
-        assert self._pid is not None
-        for session in find_blocking_sessions(txn, self._pid):
+        if self._waiting is None:
+            return
+        for session in find_blocking_sessions(txn, self._waiting):
             end_session(txn, session, self._instance_name)
 
     def stop(self) -> None:
@@ -165,30 +185,36 @@ class WriterLock:
         self._check_later()
 
     def _try_lock(self, txn: Any) -> tuple[int, LockSession]:
+        if self._is_pooled:
+            return hold_lock(txn, self._key)
         if self._admission is not None:
             check_term(txn, self._admission)
         return try_lock(txn, self._key)
 
+    async def _check_pooled_term(self) -> None:
+        """Check the term outside of the open transaction, which must read no table."""
+        admission = self._admission
+        if self._is_pooled and admission is not None:
+            await self._others.transact(
+                "check_term", lambda txn: check_term(txn, admission), autocommit=True
+            )
+
     async def _hold(self) -> None:
         """Acquire the lock, unless it is held."""
+        await self._check_pooled_term()
         waited = 0.0
         while not self._stopped:
             own, holder = await self._database.transact(
                 "writer_lock", self._try_lock, autocommit=True
             )
             if holder.pid == own:
-                self._pid = own
-                return
-            if holder.pid == self._pid:
-                _log.warn(
-                    "The lock of {name} is not checked any more: the database is "
-                    "reached through a pooler that does not keep a session for this "
-                    "process, so a second process with its name is not noticed",
-                    name=self._instance_name,
-                )
-                self.stop()
                 return
             if waited >= WAIT:
-                raise taken(self._instance_name, holder, "switch writer_lock off")
+                raise taken(
+                    self._instance_name,
+                    holder,
+                    "switch writer_lock off",
+                    is_pooled=self._is_pooled,
+                )
             await self._clock.sleep(RETRY_INTERVAL)
             waited += RETRY_INTERVAL

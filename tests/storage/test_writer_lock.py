@@ -159,27 +159,6 @@ class WriterLockTests(_NameTestCase):
         error = await self.lost
         self.assertIn("another process writes as w1", str(error))
 
-    async def test_pooler(self) -> None:
-        """Behind a pooler in transaction mode, the lock is given up, with a warning."""
-        databases = [Database(self.dsn, self.reactor) for _ in range(2)]
-        for database in databases:
-            self.addCleanup(database.close)
-
-        class Pooler:
-            """Runs each transaction in the next session."""
-
-            def transact(self, *args: Any, **kwargs: Any) -> Any:
-                databases.reverse()
-                return databases[0].transact(*args, **kwargs)
-
-        with mock.patch.object(writer_lock, "_log") as log:
-            lock = self.lock(database=Pooler())
-            await lock.acquire()
-            while not log.warn.called:
-                await deferLater(self.reactor, 0.02, lambda: None)
-        self.assertIn("pooler", log.warn.call_args[0][0])
-        self.assertNoResult(self.lost)
-
 
 class AdmissionTests(_NameTestCase):
     """What a process can commit after a successor has acquired its name."""
