@@ -169,11 +169,9 @@ class InstanceWatch:
 
     def _log_change(self, known: _Instance | None, found: model.InstanceStatus) -> None:
         if found.problem:
-            text = "Instance {name} is {state}: {problem}"
             _log.warn(
-                text,
+                "Instance {name} has a problem: {problem}",
                 name=printable(found.instance_name),
-                state=found.state,
                 problem=printable(found.problem),
             )
         elif known is not None and known.status.problem:

@@ -56,6 +56,7 @@ class WriterRecord(Struct):
     :ivar spoke_at: when its last row or POSITION arrived.
     :ivar announced_at: when its last POSITION or heartbeat arrived.
     :ivar link: the name of the link on which its last row or POSITION arrived.
+    :ivar has_written: whether a row arrived, or the announced position has advanced.
     :ivar is_drained: whether this is a removed writer whose rows were delivered.
     :ivar was_live: whether, at some time, the writer was live and all its rows were
         delivered.
@@ -84,6 +85,7 @@ class WriterRecord(Struct):
     spoke_at: float | None = None
     announced_at: float | None = None
     link: str = ""
+    has_written: bool = False
     is_drained: bool = False
     was_live: bool = False
     catch_up_from: int | None = None
@@ -110,6 +112,8 @@ class WriterRecord(Struct):
         self.is_drained = False
         if by is AnnouncedBy.POSITION:
             self.announced_at = now
+        elif by is AnnouncedBy.ROW:
+            self.has_written = True
 
     def add_problem(self, reason: StallReason, now: float, detail: str) -> None:
         """Record a problem, or another explanation of one that was found before."""
@@ -144,6 +148,7 @@ class WriterRecord(Struct):
         if self.position is None or token >= self.position:
             self.behind_us = None
         if self.announced is None or token > self.announced:
+            self.has_written = self.has_written or self.announced is not None
             self.announced = token
         if self.position is not None and token <= self.position:
             return

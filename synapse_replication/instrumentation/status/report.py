@@ -20,6 +20,10 @@ _NEVER = float("-inf")
 SEVERAL = 2
 
 
+#: The reasons of stalls whose cause is that an instance, or its link, is gone.
+_ABSENT = (model.StallReason.WRITER_GONE, model.StallReason.NO_LINK)
+
+
 @attrs.define(eq=False, repr=False, slots=False)
 class StatusReport:
     """The status at one moment.
@@ -96,7 +100,24 @@ class StatusReport:
     def writers(self) -> list[model.WriterStatus]:
         """Return the status of each writer that matters."""
         keys = dict.fromkeys((*self._writers, *self._readers))
-        return [self._writer(key) for key in keys if self._is_shown(key)]
+        writers = {key: self._writer(key) for key in keys if self._is_shown(key)}
+        return [each for key, each in writers.items() if self._matters(key, each)]
+
+    def _matters(self, key: tuple[str, str], status: model.WriterStatus) -> bool:
+        """Return whether a writer can have rows that this process lacks.
+
+        Any instance may write some streams, and announces a position in them even if it
+        only reads. When it is gone and has written nothing, nothing is missing, and
+        nothing needs it back.
+        """
+        writer = self._writers.get(key)
+        return (
+            key in self._expected
+            or status.reason not in _ABSENT
+            or writer is None
+            or writer.has_written
+            or bool(writer.lag())
+        )
 
     def _is_shown(self, key: tuple[str, str]) -> bool:
         """Return whether a writer is shown.

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 from synapse_replication.errors import CatchUpError, DatabaseBehindError
 from synapse_replication.handlers.events import (
     AheadOfWriter,
+    AnnouncedBy,
     CatchUpFailed,
     CatchUpPage,
     ConnectFailed,
@@ -158,6 +159,35 @@ class StalledTests(StatusObserverTestCase):
         self.assertEqual(self.writer().condition, Condition.LIVE)
         self.clock.advance(1)
         self.assertEqual(self.stalled()[:2], (StallReason.WRITER_GONE, 16))
+
+    def test_gone_and_wrote_nothing(self) -> None:
+        """
+        An instance that may write, has written nothing and is gone stalls nobody.
+
+        Every instance may write ``caches``, so a reader announces a position in it.
+        """
+        self.go_live()
+        self.known.go_live("caches", "reader1", 7)
+        self.observer.observe(heartbeat_of("reader1"))
+        for _ in range(20):
+            self.clock.advance(5)
+            self.observer.observe(heartbeat_of())
+            stalled = [each.stream_name for each in self.snapshot().stalled]
+            self.assertEqual(stalled, [])
+
+    def test_gone_and_wrote(self) -> None:
+        """An instance that has written rows, and is gone, may have written more."""
+        for by in (AnnouncedBy.ROW, AnnouncedBy.POSITION):
+            name = f"writer_{by.name}"
+            self.go_live()
+            self.known.go_live("caches", name, 7)
+            self.known.announce("caches", name, 8, by=by)
+            self.observer.position_changed("caches", name, 8)
+            self.observer.observe(heartbeat_of(name))
+            self.clock.advance(16)
+            self.observer.observe(heartbeat_of())
+            stalled = [each.instance_name for each in self.snapshot().stalled]
+            self.assertIn(name, stalled)
 
     def test_killed_after_its_first_heartbeat(self) -> None:
         """
