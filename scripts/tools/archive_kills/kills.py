@@ -16,7 +16,13 @@ from tests.support.archive_points import Point
 VICTIMS = ("python", "both", "java")
 
 #: Points that a run reaches only once.
-_ONCE = (Point.PLANNED, Point.COMPACTING, Point.COMPACTED, Point.VACUUMED)
+_ONCE = (
+    Point.PLANNED,
+    Point.STARTED,
+    Point.COMPACTING,
+    Point.COMPACTED,
+    Point.VACUUMED,
+)
 
 #: The time within which a run, or a killed process, must end, in s.
 PATIENCE_SECONDS = 300.0

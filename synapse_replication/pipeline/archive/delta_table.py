@@ -11,12 +11,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import pyarrow as pa
-from deltalake import DeltaTable, Schema, WriterProperties
+from deltalake import DeltaTable, Schema
 from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import RemoveAction
 
@@ -27,8 +27,10 @@ from synapse_replication.pipeline.archive.files import (
     ArchivedFile,
     WrittenFile,
     files_of,
+    merge_files,
 )
 from synapse_replication.pipeline.archive.store import ArchiveStore, storage_error_text
+from synapse_replication.pipeline.scan import Spark, batched, run_tasks
 from synapse_replication.pipeline.schemas import DAY, describe_table
 from synapse_replication.pipeline.source.offsets import StreamOffset
 
@@ -167,38 +169,73 @@ class ArchiveTable:
 
     # -- maintenance -------------------------------------------------------------------
 
-    def compact(self, enough_files: int) -> tuple[int, int]:
-        """Merge the files of each day that has many small ones.
+    def compact(self, enough_files: int, spark: Spark) -> tuple[int, int]:
+        """Merge the files of each day that has many small ones, on executors.
 
-        Files above the target size remain as they are. Readers of older versions
-        continue to use the old files, until :meth:`vacuum` removes these.
+        Files above the target size, and damaged ones, remain as they are. Readers of
+        older versions continue to use the old files, until :meth:`vacuum` removes
+        these.
 
         :param enough_files: a day with at least this number of small files is
             compacted.
+        :param spark: called if there are files to merge.
         :return: the number of files that were merged, and of those that replace them.
         :raises PipelineError: if the store fails.
         """
         before = after = 0
-        if self.delta is None:
+        groups = self._small_files(enough_files)
+        if self.delta is None or not groups:
             return before, after
-        small = Counter(file.day for file in self.files if file.size < SMALL_BYTES)
-        for day in sorted(day for day, count in small.items() if count >= enough_files):
-            with self._explaining_failures():
-                try:
-                    found = self.delta.optimize.compact(
-                        partition_filters=[(DAY, "=", day)],
-                        target_size=TARGET_BYTES,
-                        writer_properties=WriterProperties(compression="ZSTD"),
-                        commit_properties=log.commit_properties(self.state),
-                    )
-                except CommitFailedError:
-                    # The day was changed at the same time, for instance by a purge.
-                    # Continue with the other days.
-                    self.delta.update_incremental()
-                    continue
-            before += int(found["numFilesRemoved"])
-            after += int(found["numFilesAdded"])
+        merge = partial(merge_files, self._store, pa.schema(self.delta.schema()))
+        for group, new in zip(groups, run_tasks(merge, groups, spark()), strict=True):
+            if new and self._replace(self.delta, group, new):
+                before += len(group)
+                after += len(new)
         return before, after
+
+    def _small_files(self, enough_files: int) -> list[list[ArchivedFile]]:
+        """Return groups of files, each of which one task merges."""
+        days: dict[str, list[ArchivedFile]] = {}
+        for file in self.files:
+            if file.size < SMALL_BYTES:
+                days.setdefault(file.day, []).append(file)
+        groups: list[list[ArchivedFile]] = []
+        for _, files in sorted(days.items()):
+            if len(files) >= enough_files:
+                files.sort(key=lambda file: file.token_range or ())
+                groups += batched(files, lambda file: file.size, TARGET_BYTES)
+        return [group for group in groups if len(group) > 1]
+
+    def _replace(
+        self,
+        table: DeltaTable,
+        old: Sequence[ArchivedFile],
+        new: Sequence[WrittenFile],
+    ) -> bool:
+        """Replace files by others with the same rows.
+
+        :return: false if the files were changed at the same time, for instance by a
+            purge; nothing is replaced then.
+        """
+        now = int(time.time() * 1000)
+        actions: list[Any] = [
+            *(file.to_action(has_new_rows=False) for file in new),
+            *(RemoveAction(f.path, False, now, f.size, {DAY: f.day}) for f in old),
+        ]
+        with self._explaining_failures():
+            try:
+                table.create_write_transaction(
+                    actions,
+                    "append",
+                    table.schema(),
+                    [DAY],
+                    commit_properties=log.commit_properties(self.state),
+                )
+            except CommitFailedError:
+                return False
+            finally:
+                table.update_incremental()
+        return True
 
     def vacuum(self, retention_hours: int) -> int:
         """Remove files that the newest version does not contain; return their number.

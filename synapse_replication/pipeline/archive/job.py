@@ -12,8 +12,7 @@ by its name without its folder, so that it may be moved to another folder. The a
 stores the size of each recording, to detect a recording that was continued after it had
 been archived. Only closed recordings are archived.
 
-Spark is started when there are rows or recordings to archive: plans, commits and
-maintenance do not need it.
+Spark is started when there are rows or recordings to archive, or small files to merge.
 """
 
 from __future__ import annotations
@@ -312,7 +311,7 @@ class _ArchiveJob:
     def _compact(self) -> None:
         before = after = 0
         for table in self._tables():
-            merged, new = table.compact(self._settings.compact_files)
+            merged, new = table.compact(self._settings.compact_files, self._spark)
             before += merged
             after += new
         if before:

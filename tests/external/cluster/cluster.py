@@ -60,6 +60,17 @@ class StandaloneCluster:
             process.wait()
         self._processes.clear()
 
+    def kill_worker(self, number: int) -> None:
+        """Kill a worker and its executor at once.
+
+        :param number: the number of the worker, from 1.
+        """
+        worker = self._processes[number]
+        children = Path(f"/proc/{worker.pid}/task").glob("*/children")
+        executors = " ".join(path.read_text() for path in children).split()
+        for pid in (worker.pid, *map(int, executors)):
+            os.kill(pid, signal.SIGKILL)
+
     def _start(self, name: str, main_class: str, *arguments: str) -> None:
         folder = self._folder / name
         folder.mkdir(parents=True)

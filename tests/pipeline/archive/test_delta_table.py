@@ -1,4 +1,4 @@
-"""Tests for :mod:`synapse_replication.pipeline.archive.delta_table`, without Spark."""
+"""Tests for :mod:`synapse_replication.pipeline.archive.delta_table`."""
 
 from __future__ import annotations
 
@@ -13,11 +13,20 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.archive import files
+from synapse_replication.pipeline.archive.files import find_damage
 from synapse_replication.pipeline.archive.log import committer_of, read_state
 from synapse_replication.pipeline.archive.store import ArchiveStore
 from synapse_replication.pipeline.schemas import Column, standard_tables
 from synapse_replication.pipeline.source.offsets import StreamOffset
-from tests.pipeline.archives import add_rows_to, keys_of, open_table, receipts
+from tests.pipeline.archives import (
+    TODAY,
+    add_rows_to,
+    keys_of,
+    open_table,
+    purge,
+    receipts,
+)
+from tests.pipeline.shared_session import shared_session
 
 RECEIPTS = standard_tables()["receipts"]
 
@@ -100,7 +109,7 @@ class CommitTests(TableTests):
         table = add_rows_to(self.folder, "receipts", receipts(1, 3))
         add_rows_to(self.folder, "receipts", receipts(4, 6), table=table)
         self.patch(os, "getpid", lambda: 12)
-        table.compact(2)
+        table.compact(2, shared_session)
         committed = DeltaTable(self.uri)
         self.assertIn("process 12 ", str(committed.history(1)))
         self.assertTrue(committer_of(committed, 2).startswith("process 11 on "))
@@ -228,18 +237,53 @@ class MaintenanceTests(TableTests):
             )
         add_rows_to(self.folder, "receipts", receipts(6, 6, day=2), table=table)
         older = DeltaTable(self.uri)
-        done = table.compact(5)
+        done = table.compact(5, shared_session)
         self.assertEqual(done, (5, 1))
         self.assertEqual(self.tokens(), [1, 2, 3, 4, 5, 6])
         self.assertEqual(len(DeltaTable(self.uri).file_uris()), 2)
         self.assertEqual(read_state(DeltaTable(self.uri)).offset, StreamOffset(6))
-        self.assertEqual(table.compact(5), (0, 0))
+        self.assertEqual(table.compact(5, shared_session), (0, 0))
         # Nothing is deleted before the retention period is over.
         self.assertEqual(table.vacuum(1), 0)
         self.assertEqual(older.to_pyarrow_table().num_rows, 6)
         add_rows_to(self.folder, "receipts", receipts(7, 7), table=table)
         self.assertEqual(table.vacuum(0), 5)
         self.assertEqual(self.tokens(), [1, 2, 3, 4, 5, 6, 7])
+
+    def test_compaction_of_damage(self) -> None:
+        """Files are not merged if one of them is damaged."""
+        table = open_table(self.folder)
+        for token in range(1, 4):
+            add_rows_to(
+                self.folder, "receipts", receipts(token, token, day=1), table=table
+            )
+        before = table.files
+        damaged = Path(self.uri, before[0].path)
+        content = damaged.read_bytes()
+        damaged.write_bytes(content[:100])
+        self.assertEqual(table.compact(2, shared_session), (0, 0))
+        self.assertEqual(open_table(self.folder).files, before)
+        damaged.write_bytes(content)
+        self.assertEqual(table.compact(2, shared_session), (3, 1))
+        self.assertEqual(self.tokens(), [1, 2, 3])
+        # The new file has checksums.
+        (file,) = table.files
+        path = Path(self.uri, file.path)
+        content = path.read_bytes()
+        path.write_bytes(content[:40] + bytes([content[40] ^ 16]) + content[41:])
+        (found,) = find_damage(ArchiveStore.at(self.folder), [file], shared_session)
+        self.assertIn("CRC", found.reason)
+
+    def test_compaction_beside_a_purge(self) -> None:
+        """If files are removed at the same time, their rows do not return."""
+        table = open_table(self.folder)
+        for token in range(1, 4):
+            add_rows_to(
+                self.folder, "receipts", receipts(token, token, day=1), table=table
+            )
+        purge(str(self.folder), TODAY.replace(day=2))
+        self.assertEqual(table.compact(2, shared_session), (0, 0))
+        self.assertEqual(self.tokens(), [])
 
     def test_maintenance_beside_a_driver(self) -> None:
         """

@@ -47,7 +47,7 @@ class ObjectStoreTests(SynchronousTestCase):
         for token in (3, 4):
             add_rows_to(store, "receipts", receipts(token, token, day=1), table=first)
         add_rows_to(store, "receipts", receipts(5, 5), table=first)
-        self.assertEqual(first.compact(3)[0], 3)
+        self.assertEqual(first.compact(3, shared_session)[0], 3)
         self.assertEqual(len(keys_of(store)), 5)
         archive = read_archive(shared_session(), _ARCHIVE)
         rows = archive.streams["receipts"].orderBy("stream_id").collect()

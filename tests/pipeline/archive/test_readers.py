@@ -14,6 +14,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.pipeline.source.offsets import StreamOffset
 from tests.pipeline.archives import add_rows_to, make_archive, open_table, receipts
+from tests.pipeline.shared_session import shared_session
 
 _DOCS = Path(__file__).parents[3] / "docs" / "pipeline.rst"
 
@@ -49,7 +50,7 @@ class ReadersTests(SynchronousTestCase):
         before = DeltaTable(self.receipts).to_pyarrow_dataset()
         lazy = polars.scan_delta(self.receipts)
         add_rows_to(self.folder, "receipts", receipts(5, 9, day=3), table=table)
-        table.compact(2)
+        table.compact(2, shared_session)
         with duckdb.connect() as connection:
             connection.register("receipts", before)
             query = "SELECT count(*), count(DISTINCT user_id) FROM receipts"
@@ -93,7 +94,7 @@ class ReadersTests(SynchronousTestCase):
                 .height,
                 1,
             )
-            table.compact(2)
+            table.compact(2, shared_session)
 
     def test_time_travel(self) -> None:
         """A past version has the rows and the offset of its commit."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import io
+
 from pyspark.errors import AnalysisException
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import PipelineError
-from synapse_replication.pipeline.spark.session import spark_errors_shortened
+from synapse_replication.pipeline.progress import JobProgress, Tasks
+from synapse_replication.pipeline.spark.session import spark_errors_shortened, spark_job
 from tests.pipeline.shared_session import shared_session
 
 TRACE = """[PYTHON_DATA_SOURCE_ERROR] Failed to plan: Traceback (most recent call last):
@@ -29,6 +32,37 @@ class SessionTests(SynchronousTestCase):
             "SELECT TIMESTAMP '1970-01-01' = timestamp_millis(0)"
         )
         self.assertEqual([list(row) for row in rows.collect()], [[True]])
+
+
+class JobTests(SynchronousTestCase):
+    """Tests for the Spark of a job, in a process that has a session."""
+
+    def test_step(self) -> None:
+        """Spark's tasks are shown as those of the job's step, not of a start."""
+        out = io.StringIO()
+        session = shared_session()
+        progress = JobProgress(out, 1)
+        with progress, spark_job("test", progress=progress) as spark:
+            spark.start()
+            progress.begin("count rows")
+            self.assertIs(spark(), session)
+            progress.show(Tasks(1, 3))
+        lines = [line.partition("s  ")[2] for line in out.getvalue().splitlines()]
+        self.assertEqual(
+            lines,
+            [
+                "step 1 of 1: count rows",
+                "step 1 of 1: count rows: 1 tasks done, 2 left",
+            ],
+        )
+        # The session goes on.
+        self.assertEqual(session.range(1).count(), 1)
+
+    def test_failure(self) -> None:
+        """An exception of Spark is one line."""
+        with self.assertRaises(PipelineError) as caught, spark_job("test") as spark:
+            spark().sql("SELECT nothing_like_that")
+        self.assertEqual(len(str(caught.exception).splitlines()), 1)
 
 
 class ShortFailuresTests(SynchronousTestCase):
