@@ -64,6 +64,8 @@ class ProblemKind(enum.Enum):
     UNKNOWN_WRITER = "unknown_writer"
     #: A sequence is behind a table.
     SEQUENCE_BEHIND = "sequence_behind"
+    #: A sequence does not allocate ids in order.
+    SEQUENCE_UNORDERED = "sequence_unordered"
     #: A position is ahead of its sequence.
     POSITION_AHEAD = "position_ahead"
 
@@ -173,6 +175,12 @@ def examine(txn: Any, streams: Mapping[str, IdStream]) -> ConsistencyReport:
         states.append(
             StreamState(name, stream, last, farthest, _writers(stream, stored, last))
         )
+        if (
+            found := id_streams.find_sequence_problem(txn, stream.sequence)
+        ) is not None:
+            text, statement = found
+            kind = ProblemKind.SEQUENCE_UNORDERED
+            problems.append(Problem(kind, name, text, (statement,)))
         problems += _Comparison(name, stream, last).problems(farthest, stored)
     return ConsistencyReport(states, problems)
 

@@ -170,6 +170,30 @@ def read_sequence(txn: Any, sequence: str, admission: Admission | None = None) -
     return int(last_value) if is_called else int(last_value) - 1
 
 
+def find_sequence_problem(txn: Any, sequence: str) -> tuple[str, str] | None:
+    """Return why a sequence is unfit for ids, and the statement that corrects it.
+
+    :return: ``None`` if the sequence allocates ids in ascending order, whatever session
+        asks for them.
+    """
+    name = queries.identifier(sequence)
+    txn.execute(queries.SQL["sequence_options"], {"sequence": name})
+    ((cache, increment, cycles),) = txn.fetchall() or [(1, 1, False)]
+    if cache > 1:
+        what = (
+            f"has CACHE {cache}: each session allocates {cache} ids at once, so that "
+            "later ids can be below earlier ones, which readers would discard as old"
+        )
+        option = "CACHE 1"
+    elif increment < 1:
+        what, option = f"has INCREMENT {increment}: ids must ascend", "INCREMENT 1"
+    elif cycles:
+        what, option = "has CYCLE: it would allocate ids again", "NO CYCLE"
+    else:
+        return None
+    return f"sequence {sequence} {what}", f"ALTER SEQUENCE {name} {option};"
+
+
 def farthest_id(txn: Any, stream: IdStream, column: IdColumn) -> int | None:
     """Return the greatest id in a table.
 

@@ -24,6 +24,11 @@ SELECT unnest(synapse_replication_admit(
 )), pg_current_xact_id()::text
 FROM generate_series(1, %(count)s)
 
+-- name: sequence_options
+-- The options of a sequence that decide in which order it allocates ids.
+SELECT seqcache, seqincrement, seqcycle FROM pg_sequence
+WHERE seqrelid = to_regclass(%(sequence)s)
+
 -- name: skip_ids
 -- Allocate ``count`` ids from ``sequence`` without using them; return the last one.
 SELECT max(nextval(%(sequence)s::regclass)) FROM generate_series(1, %(count)s)

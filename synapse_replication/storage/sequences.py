@@ -15,7 +15,7 @@ from typing import Any
 
 from twisted.logger import Logger
 
-from synapse_replication.errors import SequenceBehindError
+from synapse_replication.errors import SequenceBehindError, StreamConfigurationError
 from synapse_replication.storage import queries
 from synapse_replication.storage.admission import Admission
 from synapse_replication.storage.id_streams import (
@@ -23,6 +23,7 @@ from synapse_replication.storage.id_streams import (
     IdStream,
     best_access_path,
     farthest_id,
+    find_sequence_problem,
     read_sequence,
 )
 from synapse_replication.storage.standby import read_role
@@ -249,7 +250,16 @@ def load_positions(
     :raises SequenceBehindError: if the sequence is behind a table and is not advanced,
         or, at the start of a declared writer, if it is more than
         :data:`MAX_SKIPPED_IDS` behind a stored position.
+    :raises StreamConfigurationError: at the start of a declared writer, if the sequence
+        does not allocate ids in order, for instance because of ``CACHE``.
     """
+    is_writer = instance_name in stream.writers
+    if is_writer and (found := find_sequence_problem(txn, stream.sequence)):
+        problem, statement = found
+        raise StreamConfigurationError(
+            f"{instance_name} cannot write stream {stream.stream_name}: {problem}. "
+            f"Stop its writers, run {statement} and start them again"
+        )
     farthest = {
         column: _known_farthest_id(txn, stream, column) for column in stream.tables
     }
@@ -257,7 +267,6 @@ def load_positions(
     all_stored = read_stored_positions(txn, stream) if stream.writers else {}
     stored = {w: p for w, p in all_stored.items() if w in stream.writers}
     committed = _committed_ids(txn, stream, farthest, stored)
-    is_writer = instance_name in stream.writers
     if raise_to_tables:
         _advance_sequence(txn, stream, greatest)
     last = _read_checked_sequence(txn, stream, farthest, stored, repair=is_writer)

@@ -97,6 +97,7 @@ class SimulatedDatabase:
             queries.SQL["all_positions"]: lambda cursor, params: [
                 (*key, id_) for key, id_ in self.positions.items()
             ],
+            queries.SQL["sequence_options"]: lambda cursor, params: [(1, 1, False)],
             queries.SQL["role"]: lambda cursor, params: [(False, False)],
             queries.SQL["timeline"]: lambda cursor, params: [("00000001",)],
             queries.SQL["table_exists"]: lambda cursor, params: [(True,)],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.errors import StorageError
+from synapse_replication.errors import StorageError, StreamConfigurationError
 from synapse_replication.storage.consistency import (
     ConsistencyReport,
     Problem,
@@ -15,6 +15,7 @@ from synapse_replication.storage.consistency import (
     repair,
 )
 from synapse_replication.storage.id_streams import IdStream
+from synapse_replication.storage.sequences import load_positions
 from synapse_replication.streams.id_column import IdColumn
 from tests.storage.doubles import PostgresMixin
 
@@ -94,6 +95,26 @@ class PositionsTests(PostgresMixin, SynchronousTestCase):
         self.set_sequence(7)
         self.repair()
         self.assertEqual(self.sequence(), 20)
+
+    def test_sequence_options(self) -> None:
+        """A sequence that does not allocate ids in order is reported and corrected."""
+        for option, text in (
+            ("CACHE 50", "foobar_seq has CACHE 50: each session allocates 50 ids"),
+            ("INCREMENT -1 MINVALUE -9", "foobar_seq has INCREMENT -1"),
+            ("CYCLE", "foobar_seq has CYCLE"),
+        ):
+            self.sql(f"ALTER SEQUENCE foobar_seq {option}")
+            problem = self.only_problem()
+            self.assertIs(problem.kind, ProblemKind.SEQUENCE_UNORDERED)
+            self.assertIn(text, problem.text)
+            with (
+                self.connection.cursor() as cursor,
+                self.assertRaises(StreamConfigurationError) as caught,
+            ):
+                load_positions(cursor, FOOBAR, "first")
+            self.assertIn(text, str(caught.exception))
+            self.assertIn("ALTER SEQUENCE", str(caught.exception))
+            self.repair()
 
     def test_position_ahead(self) -> None:
         """For a position beyond the sequence, the sequence is moved forward."""
