@@ -8,7 +8,10 @@ are counted from the last id in the tables.
 
 A writer acquires the lock of its name before it allocates an id, in a session of its
 own that stays open until the process ends. Unlike the lock of a process of this
-package, it is not acquired again if the database ends the session.
+package, it is not acquired again if the database ends the session. With the lock, it
+acquires the term of the name, which is checked whenever ids are allocated, by
+themselves or in a transaction of the host, and when a position is stored. If another
+process has acquired the name, the process stops with exit status 1.
 
 All transactions of a generator share one log context, because a transaction may serve
 several callers, and may outlive the request that started it.
@@ -16,17 +19,22 @@ several callers, and may outlive the request that started it.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import itertools
+import os
 import re
+import sys
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing
 from heapq import heappop
 from typing import Any, TypeVar
 
 import psycopg2
 from twisted.internet.defer import Deferred
+from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from synapse_replication.dropin.host_code import make_yieldable
@@ -34,13 +42,15 @@ from synapse_replication.dropin.host_streams import generators
 from synapse_replication.dropin.observer import observer_of
 from synapse_replication.dropin.settings import own_settings, variable
 from synapse_replication.dropin.synapse_host import HostClock
-from synapse_replication.errors import StorageError
+from synapse_replication.errors import NameLostError, StorageError
 from synapse_replication.storage import id_generators, name_lock
+from synapse_replication.storage.admission import Admission
 from synapse_replication.storage.id_streams import IdStream
 from synapse_replication.storage.open_transactions import POLL_SECONDS, PredecessorWait
 from synapse_replication.storage.sequences import load_positions
 from synapse_replication.streams.id_column import IdColumn
 from synapse_replication.streams.writer_positions import FIRST_POSITION, WriterPositions
+from synapse_replication.text import process_label
 
 T = TypeVar("T")
 
@@ -54,8 +64,16 @@ _HOST_DESCRIPTIONS = {
 #: When each transaction that an earlier process may have left was first seen, in s.
 _first_seen: dict[str, float] = {}
 
-#: The sessions that hold the locks of this process, by database and lock.
-_lock_sessions: dict[tuple[str, tuple[int, ...]], Any] = {}
+#: The sessions that hold the locks of this process, and the terms of their names, by
+#: database and lock.
+_held_names: dict[
+    tuple[str, tuple[int, ...]], tuple[contextlib.closing[Any], Admission | None]
+] = {}
+
+#: Why the host is being stopped.
+_stopping: list[NameLostError] = []
+
+_log = Logger()
 
 _NAMED_PARAMETER = re.compile(r"%\((\w+)\)s")
 
@@ -73,6 +91,23 @@ class HostDatabase:
         )
         engines = importlib.import_module("synapse.storage.engines")
         self.is_postgres = isinstance(db.engine, engines.PostgresEngine)
+        #: The name that this process has acquired, if any.
+        self.admission: Admission | None = None
+
+    def explain(self, error: Exception) -> Exception:
+        """Return the error, or that another process has the name of this one.
+
+        In that case, stop the process.
+        """
+        if self.admission is None or not isinstance(error, psycopg2.Error):
+            return error
+        lost = self.admission.explain(error)
+        if lost is None:
+            return error
+        lost.__cause__ = error
+        reactor = self._db.hs.get_reactor()
+        reactor.callFromThread(_stop_process, reactor, lost)
+        return lost
 
     def transact(
         self, description: str, func: Callable[[Any], T], *, autocommit: bool = False
@@ -88,8 +123,8 @@ class HostDatabase:
                 outcome = await self._db.runInteraction(
                     description, call, db_autocommit=autocommit
                 )
-            except Exception:  # noqa: BLE001 -- passed to the caller
-                outcome = Failure()  # type: ignore[no-untyped-call]
+            except Exception as error:  # noqa: BLE001 -- passed to the caller
+                outcome = Failure(self.explain(error))  # type: ignore[no-untyped-call]
             # Clear the log context: the caller restores its own when it resumes.
             self._context.set_current_context(self._context.SENTINEL_CONTEXT)
             result.callback(outcome)
@@ -196,8 +231,12 @@ class DropInIdGenerator(id_generators.MultiWriterIdGenerator):
         )
         database = HostDatabase(db, server_name)
         if database.is_postgres:
-            positions = _start_on_postgres(db_conn, stream, server_name, instance_name)
+            positions, admission = _start_on_postgres(
+                db_conn, stream, server_name, instance_name
+            )
+            database.admission = admission
         else:
+            admission = None
             positions = _start_on_sqlite(db_conn, stream, instance_name)
         db_conn.commit()
         # The host's tests use this attribute.
@@ -213,9 +252,11 @@ class DropInIdGenerator(id_generators.MultiWriterIdGenerator):
             HostClock(hs.get_clock(), hs.get_reactor()),
             on_finished=notifier.notify_replication,
             observer=observer_of(hs),
+            admission=admission,
         )
         self._report_position()
         self._is_postgres = database.is_postgres
+        self._host_database = database
         if self._is_postgres:
             generators[instance_name, sequence_name] = self
 
@@ -249,7 +290,13 @@ class DropInIdGenerator(id_generators.MultiWriterIdGenerator):
         self, txn: Any, fetch: int, n: int, *, in_use: bool = False
     ) -> list[int]:
         if self._is_postgres:
-            return super()._fetch_ids(txn, fetch, n, in_use=in_use)
+            try:
+                return super()._fetch_ids(txn, fetch, n, in_use=in_use)
+            except psycopg2.Error as error:
+                if not in_use:
+                    raise
+                # It is raised in a transaction of the host.
+                raise self._host_database.explain(error) from None
         return list(itertools.islice(self._next_local_id, n))
 
     async def get_max_allocated_token(self) -> int:
@@ -265,30 +312,35 @@ class DropInIdGenerator(id_generators.MultiWriterIdGenerator):
 def _wait_for_predecessor(db_conn: Any, stream: IdStream, instance_name: str) -> None:
     """Wait for transactions that processes which have ended may have left.
 
-    It blocks up to 10 s for each of them, whichever streams it writes to.
+    It ends their sessions after 10 s. Transactions of the host are not refused when its
+    name is acquired, so those of an earlier process with this name are among them.
 
     The host has not begun to serve requests. Its connection is left without an open
     transaction, so that the next one sees the rows of those that have ended.
     """
-    wait = PredecessorWait(stream, instance_name, time.monotonic, _first_seen)
+    predecessor = PredecessorWait(stream, instance_name, time.monotonic, _first_seen)
     with closing(db_conn.cursor(txn_name="wait_for_predecessor")) as cursor:
-        while not wait.is_over(cursor):
+        while not predecessor.is_over(cursor):
             db_conn.commit()
             time.sleep(POLL_SECONDS)
     db_conn.commit()
 
 
-def _hold_name(db_conn: Any, server_name: str, instance_name: str) -> None:
-    """Acquire the lock of a name, unless this process has it. Blocks up to 10 s.
+def _hold_name(db_conn: Any, server_name: str, instance_name: str) -> Admission | None:
+    """Acquire the lock and the term of a name, unless this process has them.
+
+    Blocks up to 10 s for the lock, and until no transaction of a predecessor that holds
+    the name can be committed any more.
 
     :param db_conn: a connection of the host to the database.
-    :raises StorageError: if another process holds it for too long.
+    :return: ``None`` if the term cannot be acquired, which is logged.
+    :raises StorageError: if another process holds the lock for too long.
     """
     info = db_conn.conn.info
     key = name_lock.lock_key(server_name, instance_name)
     held = (f"{info.host}:{info.port}/{info.dbname}", key)
-    if held in _lock_sessions:
-        return
+    if held in _held_names:
+        return _held_names[held][1]
     session: Any = psycopg2.connect(**info.dsn_parameters, password=info.password)
     session.autocommit = True
     deadline = time.monotonic() + name_lock.WAIT
@@ -298,8 +350,9 @@ def _hold_name(db_conn: Any, server_name: str, instance_name: str) -> None:
         while True:
             own, holder = lock(cursor, key)
             if holder.pid == own:
-                _lock_sessions[held] = session
-                return
+                admission = _acquire_term(db_conn, cursor, own, instance_name)
+                _held_names[held] = closing(session), admission
+                return admission
             if time.monotonic() > deadline:
                 session.close()
                 raise name_lock.taken(
@@ -312,22 +365,59 @@ def _hold_name(db_conn: Any, server_name: str, instance_name: str) -> None:
             time.sleep(name_lock.RETRY_INTERVAL)
 
 
+def _acquire_term(
+    db_conn: Any, cursor: Any, pid: int, instance_name: str
+) -> Admission | None:
+    """Acquire the term of a name.
+
+    :param cursor: a cursor of the session with the lock.
+    :param pid: that session.
+    """
+    with closing(db_conn.cursor(txn_name="acquire_name")) as others:
+        if not name_lock.prepare_terms(others, instance_name):
+            db_conn.rollback()
+            return None
+        db_conn.commit()
+        with ThreadPoolExecutor(1) as executor:
+            acquiring = executor.submit(
+                name_lock.acquire_name, cursor, instance_name, process_label()
+            )
+            while not wait([acquiring], name_lock.WAIT).done:
+                name_lock.end_predecessor(others, pid, instance_name)
+                db_conn.commit()
+            return acquiring.result()
+
+
+def _stop_process(reactor: Any, lost: NameLostError) -> None:
+    """Stop the host, and let it exit with status 1."""
+    if not _stopping:
+        _stopping.append(lost)
+        _log.critical("Stopping, so as to write no more: {error}", error=lost)
+        print(f"synapse-replication: {lost}", file=sys.stderr, flush=True)  # noqa: T201
+        # The host would exit with 0.
+        reactor.addSystemEventTrigger("after", "shutdown", os._exit, 1)
+        reactor.stop()
+
+
 def _start_on_postgres(
     db_conn: Any, stream: IdStream, server_name: str, instance_name: str
-) -> WriterPositions:
+) -> tuple[WriterPositions, Admission | None]:
     """Load the positions of a stream's writers with the host's connection.
 
     A writer first makes sure that no other process writes with its name.
 
+    :return: the positions, and the name that this process has acquired, if any.
+
     :raises IncorrectDatabaseSetup: which the host reports at startup, and exits.
     """
     try:
+        admission = None
         if own_settings().writer_lock and instance_name in stream.writers:
-            _hold_name(db_conn, server_name, instance_name)
+            admission = _hold_name(db_conn, server_name, instance_name)
         _wait_for_predecessor(db_conn, stream, instance_name)
         name = f"load_positions_{stream.stream_name}"
         with closing(db_conn.cursor(txn_name=name)) as cursor:
-            return load_positions(
+            positions = load_positions(
                 cursor,
                 stream,
                 instance_name,
@@ -336,6 +426,7 @@ def _start_on_postgres(
                 raise_to_tables=True,
                 positions_type=HostPositions,
             )
+        return positions, admission
     except StorageError as error:
         engines = importlib.import_module("synapse.storage.engines")
         raise engines.IncorrectDatabaseSetup(str(error)) from error

@@ -531,7 +531,7 @@ async def load_id_generator(
     """Load a stream's positions and return its id generator.
 
     It first waits for transactions that an earlier process with this one's name, or a
-    removed writer, may have left, for at most 10 s each.
+    removed writer, may have left, and ends their sessions after 10 s.
 
     :param admission: see :class:`MultiWriterIdGenerator`.
     :param first_seen: when these transactions were first seen; pass one dictionary for
@@ -540,7 +540,11 @@ async def load_id_generator(
         writer, far behind a stored position; the error says what to do.
     """
     wait = PredecessorWait(
-        stream, instance_name, clock.seconds, {} if first_seen is None else first_seen
+        stream,
+        instance_name,
+        clock.seconds,
+        {} if first_seen is None else first_seen,
+        is_admitted=admission is not None and admission.term > 1,
     )
     while not await database.transact(
         "wait_for_predecessor", wait.is_over, autocommit=True

@@ -25,7 +25,7 @@ from synapse_replication.errors import NameLostError, StorageError
 from synapse_replication.storage import queries
 from synapse_replication.storage.admission import Admission
 from synapse_replication.storage.id_streams import exists
-from synapse_replication.storage.open_transactions import Session
+from synapse_replication.storage.open_transactions import Session, end_session
 from synapse_replication.storage.schema import prepare_database
 
 #: How long to wait for a lock that another process holds, in s.
@@ -160,7 +160,7 @@ def prepare_terms(txn: Any, instance_name: str) -> bool:
     try:
         if not exists(txn, table):
             prepare_database(txn)
-        txn.execute(f"SELECT has_table_privilege('{table}', 'INSERT, UPDATE')")
+        txn.execute(queries.SQL["may_acquire_names"])
         ((is_allowed,),) = txn.fetchall()
         problem = f"this role may not change {table}"
         advice = f"GRANT SELECT, INSERT, UPDATE ON {table} TO this role"
@@ -182,8 +182,8 @@ def acquire_name(txn: Any, instance_name: str, holder: str) -> Admission:
     """Acquire a name; its former holder can commit nothing afterwards.
 
     Blocks until the former holder's commits in progress have ended. The caller must
-    hold the lock of the name, and end the sessions that :func:`find_blocking_sessions`
-    returns if they do not end by themselves.
+    hold the lock of the name, and call :func:`end_predecessor`
+    in another thread if that takes long.
 
     :param txn: a cursor, with autocommit.
     :param holder: describes this process.
@@ -195,35 +195,23 @@ def acquire_name(txn: Any, instance_name: str, holder: str) -> Admission:
     return Admission(instance_name, term)
 
 
-def find_blocking_sessions(txn: Any, pid: int) -> list[Session]:
-    """Return the sessions for whose locks the session ``pid`` waits."""
-    txn.execute(queries.SQL["blocking_sessions"], {"pid": pid})
-    return [Session(*row) for row in txn.fetchall()]
+def end_predecessor(txn: Any, pid: int, instance_name: str) -> None:
+    """End the sessions for which :func:`acquire_name` waits in the session ``pid``.
 
-
-def end_session(txn: Any, session: Session, instance_name: str) -> None:
-    """End the session of a predecessor, and log it; or log why that is not possible.
+    Those of another role are logged instead.
 
     :param txn: a cursor, with autocommit.
     """
-    found = session.describe()
-    try:
-        txn.execute("SELECT pg_terminate_backend(%s)", (session.pid,))
-    except psycopg2.errors.InsufficientPrivilege:
-        _log.warn(
-            "{name} cannot start before a transaction of its predecessor has ended, "
-            "and this role may not end it: {session}. {hint}",
-            name=instance_name,
-            session=found,
-            hint=session.hint(),
-        )
-    else:
-        _log.warn(
-            "Ended a session of the predecessor of {name}, whose transaction did not "
-            "end by itself: {session}",
-            name=instance_name,
-            session=found,
-        )
+    txn.execute(queries.SQL["blocking_sessions"], {"pid": pid})
+    for session in [Session(*row) for row in txn.fetchall()]:
+        if not end_session(txn, session, instance_name):
+            _log.warn(
+                "{name} cannot start before a transaction of its predecessor has "
+                "ended, and this role may not end it: {session}. {hint}",
+                name=instance_name,
+                session=session.describe(),
+                hint=session.hint(),
+            )
 
 
 def check_term(txn: Any, admission: Admission) -> None:

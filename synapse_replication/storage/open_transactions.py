@@ -40,11 +40,10 @@ _log = Logger()
 #: The interval at which open transactions are polled, in s.
 POLL_SECONDS = 0.1
 
-#: How long the start of a process waits for a transaction of one that has ended, in s,
-#: even if that transaction writes to several streams. The server ends the transaction
-#: of a killed process immediately, unless a statement or a commit is in progress. One
-#: that is open for longer is probably of another process, such as a purge of old rows,
-#: or of a machine that vanished, and then cannot commit.
+#: How long the start of a process waits for a transaction of one that has ended before
+#: it ends the session, in s, even if that transaction writes to several streams. The
+#: server ends the transaction of a killed process immediately, unless a statement or a
+#: commit is in progress.
 MAX_WAIT = 10.0
 
 #: Where the first words of a query end: before its first value, whose text may be
@@ -132,6 +131,25 @@ def find_session(
     return replace(session, query=_first_words(session.query))
 
 
+def end_session(txn: Any, session: Session, instance_name: str) -> bool:
+    """End the session of a predecessor, and log that.
+
+    :param txn: a cursor.
+    :param instance_name: the name of this process.
+    :return: false if the session is not of this role, and was not ended.
+    """
+    txn.execute(queries.SQL["end_own_session"], {"pid": session.pid})
+    is_own = bool(txn.fetchall())
+    if is_own:
+        _log.warn(
+            "Ended a session that an earlier process of {name} may have left, because "
+            "its transaction did not end by itself: {session}",
+            name=instance_name,
+            session=session.describe(),
+        )
+    return is_own
+
+
 def _first_words(query: str | None) -> str:
     """Return the beginning of a query, without values, which may be private."""
     text = " ".join((query or "").split())
@@ -156,26 +174,35 @@ class PredecessorWait:
 
     These are an earlier process with this one's name, and removed writers.
 
-    Call :meth:`is_over` every :data:`POLL_SECONDS` until it returns true, in a
-    transaction of its own. Then load the positions, in a later transaction.
+    Call :meth:`is_over` every :data:`POLL_SECONDS` until it returns true, with
+    autocommit or in a transaction of its own. Then load the positions, in a later
+    transaction.
 
     :param instance_name: the name of this process.
     :param seconds: returns the time in s.
     :param first_seen: when each transaction was first seen, in s. All streams of a
         process share it.
+    :param is_admitted: whether PostgreSQL refuses the commits of an earlier process
+        with this one's name (see :mod:`~synapse_replication.storage.admission`).
     """
 
     _stream: IdStream
     _instance_name: str
     _seconds: Callable[[], float]
     _first_seen: dict[str, float]
+    _is_admitted: bool = False
     _open: frozenset[str] | None = attrs.field(default=None, init=False)
+    _only_reads: bool = attrs.field(default=False, init=False)
+    _has_removed: bool = attrs.field(default=False, init=False)
+    _due: float = attrs.field(default=0.0, init=False)
 
     def is_over(self, txn: Any) -> bool:
         """Return whether all transactions that the first call found have ended.
 
-        If those that have not were first seen :data:`MAX_WAIT` ago, log a warning and
-        return true.
+        A writer ends the sessions of those that have not, if they were first seen
+        :data:`MAX_WAIT` ago, and logs it. A process that only reads, or whose role may
+        not end them, logs what to do, and waits. If none of them can be of a
+        predecessor, a warning is logged, and the result is true.
 
         :param txn: a cursor.
         """
@@ -187,30 +214,56 @@ class PredecessorWait:
             return True
         now = self._seconds()
         newest = max(self._first_seen.setdefault(each, now) for each in self._open)
-        if now < newest + MAX_WAIT:
+        if now < max(newest + MAX_WAIT, self._due):
             return False
-        self._warn(find_session(txn, self._stream, 0, self._open))
-        return True
+        self._due = now + MAX_WAIT
+        is_other = self._is_admitted and not self._has_removed
+        if is_other or self._only_reads:
+            self._warn(find_session(txn, self._stream, 0, self._open), is_other)
+        else:
+            self._end_sessions(txn)
+        return is_other
 
     def _find(self, txn: Any) -> frozenset[str]:
         stream, writers = self._stream, set(self._stream.writers)
-        only_reads = writers and self._instance_name not in writers
-        if only_reads and read_stored_positions(txn, stream).keys() <= writers:
+        self._only_reads = bool(writers) and self._instance_name not in writers
+        if writers:
+            stored = read_stored_positions(txn, stream).keys()
+            self._has_removed = not stored <= writers
+        if self._only_reads and not self._has_removed:
             return frozenset()
         return read_open_transactions(txn, stream)
 
-    def _warn(self, session: Session | None) -> None:
+    def _end_sessions(self, txn: Any) -> None:
+        assert self._open is not None
+        txn.execute(
+            queries.SQL["sessions_of_transactions"], {"transactions": list(self._open)}
+        )
+        sessions = [Session(*row) for row in txn.fetchall()]
+        for session in sessions:
+            if not end_session(txn, session, self._instance_name):
+                self._warn(session, False)
+        if not sessions:
+            self._warn(None, False)
+
+    def _warn(self, session: Session | None, continues: bool) -> None:
         if session is None or not session.writes_stream:
-            description = "no session has it: see pg_prepared_xacts"
+            description = "No session has it: see pg_prepared_xacts"
         else:
             description = f"{session.describe()}. {session.hint()}"
         _log.warn(
             "A transaction that writes to stream {stream} was open when {instance} "
-            "started, and has not ended within {seconds:.0f} s; the start continues. "
-            "If an earlier process of {instance} or a removed writer left it, and it "
-            "is committed, readers do not receive its rows. {description}",
+            "started, and has not ended within {seconds:.0f} s; {consequence}. "
+            "{description}",
             stream=self._stream.stream_name,
             instance=self._instance_name,
             seconds=MAX_WAIT,
+            consequence=(
+                f"it is not of an earlier process of {self._instance_name}, so the "
+                "start continues"
+                if continues
+                else f"an earlier process of {self._instance_name} or a removed writer "
+                "may have left it, so the start waits"
+            ),
             description=description,
         )

@@ -252,6 +252,11 @@ WHERE locktype = 'advisory' AND granted AND classid = %s AND objid = %s
         SELECT oid FROM pg_database WHERE datname = current_database()
     )
 
+-- name: may_acquire_names
+-- Whether this role has the privileges for acquire_name, and for checks of a name.
+SELECT bool_and(has_table_privilege('synapse_replication_writers', privilege))
+FROM unnest(ARRAY['SELECT', 'INSERT', 'UPDATE']) AS privilege
+
 -- name: acquire_name
 -- Acquire a name: its former holder cannot write any more. Waits until the former
 -- holder's commits in progress have ended.
@@ -276,6 +281,22 @@ SELECT pid, coalesce(usename, ''), coalesce(application_name, ''),
     extract(epoch FROM clock_timestamp() - xact_start)::float, query,
     true, pg_blocking_pids(pid)
 FROM pg_stat_activity WHERE pid = ANY(pg_blocking_pids(%(pid)s))
+
+-- name: sessions_of_transactions
+-- The sessions that execute ``transactions``, which inserting_transactions selected.
+SELECT pid, coalesce(usename, ''), coalesce(application_name, ''),
+    coalesce(host(client_addr), ''), coalesce(state, ''),
+    extract(epoch FROM clock_timestamp() - xact_start)::float, query,
+    true, pg_blocking_pids(pid)
+FROM pg_stat_activity
+WHERE pid IN (
+    SELECT pid FROM pg_locks WHERE virtualtransaction = ANY(%(transactions)s::text[])
+)
+
+-- name: end_own_session
+-- End a session of this role; none is selected if it is of another one.
+SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+WHERE pid = %(pid)s AND usename = current_user
 
 -- name: backend
 -- The session, its start and the history of its server.

@@ -41,8 +41,7 @@ from synapse_replication.storage.name_lock import (
     LockSession,
     acquire_name,
     check_term,
-    end_session,
-    find_blocking_sessions,
+    end_predecessor,
     hold_lock,
     is_pooled,
     lock_key,
@@ -151,10 +150,8 @@ class WriterLock:
         return acquire_name(txn, self._instance_name, self._holder)
 
     def _end_predecessor(self, txn: Any) -> None:
-        if self._waiting is None:
-            return
-        for session in find_blocking_sessions(txn, self._waiting):
-            end_session(txn, session, self._instance_name)
+        if self._waiting is not None:
+            end_predecessor(txn, self._waiting, self._instance_name)
 
     def stop(self) -> None:
         """Stop checking. Closing the database releases the lock."""

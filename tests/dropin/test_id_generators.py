@@ -17,7 +17,7 @@ from unittest.mock import patch
 
 from psycopg2.extensions import ISOLATION_LEVEL_REPEATABLE_READ, connection, cursor
 from twisted.internet.defer import Deferred
-from twisted.logger import capturedLogs
+from twisted.logger import capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.dropin import id_generators
@@ -226,7 +226,8 @@ class StartTests(PostgresMixin, SynchronousTestCase):
             for _ in range(3):
                 self.start("w1")
         self.assertApproximates(sum(self.slept), MAX_WAIT, 2 * POLL_SECONDS)
-        self.assertEqual(len(logged), 3)
+        (event,) = logged
+        self.assertIn("Ended a session", formatEvent(event))
 
     def test_committed_before(self) -> None:
         """The position includes a row that was committed after the host connected."""

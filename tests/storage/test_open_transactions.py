@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 
+import psycopg2
 import psycopg2.extensions
 from msgspec.structs import replace
 from twisted.logger import capturedLogs, formatEvent
@@ -71,8 +72,12 @@ class PredecessorWaitTests(_OpenTransactionsTestCase):
         self.now = 0.0
         self.first_seen: dict[str, float] = {}
 
-    def wait(self, instance_name: str = "first") -> PredecessorWait:
-        return PredecessorWait(FOOBAR, instance_name, lambda: self.now, self.first_seen)
+    def wait(
+        self, instance_name: str = "first", *, is_admitted: bool = True
+    ) -> PredecessorWait:
+        return PredecessorWait(
+            FOOBAR, instance_name, lambda: self.now, self.first_seen, is_admitted
+        )
 
     def is_over(self, wait: PredecessorWait) -> bool:
         with self.connection.cursor() as cursor:
@@ -121,7 +126,7 @@ class PredecessorWaitTests(_OpenTransactionsTestCase):
         self.assertTrue(self.is_over(wait))
 
     def test_bound(self) -> None:
-        """After 10 s, the session is named, and the start goes on."""
+        """After 10 s, the start continues if it cannot be a predecessor's."""
         writing = self.insert(2)
         wait = self.wait()
         self.assertFalse(self.is_over(wait))
@@ -131,6 +136,35 @@ class PredecessorWaitTests(_OpenTransactionsTestCase):
         self.assertIn("writes to stream foobar", text)
         self.assertIn(f"session {pid(writing)}", text)
         self.assertIn(f"pg_terminate_backend({pid(writing)})", text)
+
+    def test_predecessor_that_may_commit(self) -> None:
+        """If it may be a predecessor's, its session is ended after 10 s."""
+        writing = self.insert(2)
+        wait = self.wait(is_admitted=False)
+        self.assertFalse(self.is_over(wait))
+        self.now = MAX_WAIT
+        with capturedLogs() as logged:
+            self.assertFalse(self.is_over(wait))
+        self.assertIn(f"session {pid(writing)}", formatEvent(logged[0]))
+        while not self.is_over(wait):
+            pass
+        with self.assertRaises(psycopg2.Error):
+            writing.commit()
+
+    def test_reader_waits(self) -> None:
+        """A process that only reads ends no session, and does not start either."""
+        writing = self.insert(2)
+        self.sql("INSERT INTO stream_positions VALUES ('foobar', 'removed', 1)")
+        wait = self.wait("reader")
+        self.assertFalse(self.is_over(wait))
+        self.now = MAX_WAIT
+        with capturedLogs() as logged:
+            self.assertFalse(self.is_over(wait))
+            self.assertFalse(self.is_over(wait))
+        (event,) = logged
+        self.assertIn("the start waits", formatEvent(event))
+        writing.commit()
+        self.assertTrue(self.is_over(wait))
 
     def test_transaction_of_several_streams(self) -> None:
         """The next stream does not wait for the same transaction again."""

@@ -273,7 +273,7 @@ class AdmissionTests(_NameTestCase):
         with capturedLogs() as logged:
             await self.start()
         texts = [formatEvent(event) for event in logged]
-        self.assertIn("Ended a session of the predecessor of w1", "".join(texts))
+        self.assertIn("Ended a session that an earlier process of w1", "".join(texts))
         await self.assertFailure(commit, psycopg2.Error)
         self.assertEqual(self.count(), 0)
 
