@@ -21,6 +21,7 @@ from synapse_replication.config.replication_options import (
 )
 from synapse_replication.errors import (
     CatchUpError as CatchUpError,
+    CommitUnknownError as CommitUnknownError,
     ConfigError as ConfigError,
     ConfigProblem as ConfigProblem,
     DatabaseBehindError as DatabaseBehindError,
@@ -28,6 +29,7 @@ from synapse_replication.errors import (
     ImplausiblePositionError as ImplausiblePositionError,
     LineTooLongError as LineTooLongError,
     LocalProtocolError as LocalProtocolError,
+    NameLostError as NameLostError,
     ProtocolError as ProtocolError,
     RemoteProtocolError as RemoteProtocolError,
     ReplicationError as ReplicationError,

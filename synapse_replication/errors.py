@@ -28,6 +28,7 @@
     |   +-- ImplausiblePositionError  a position that its stream has not reached
     +-- PipelineError                 a pipeline job cannot continue; says what to do
     |   +-- SparkMissingError         Java or a module for Spark cannot be used
+    +-- ResponseTooLargeError         a response exceeds a bound
     +-- HostError                     the host failed on a command that may have secrets
     +-- HooksNotFoundError            a function for hooks cannot be imported
     +-- HooksOverflowError            events arrived faster than hooks could run

@@ -1,11 +1,16 @@
-"""The directives ``reader-table`` and ``reader-picture``, from the reader's table."""
+"""Directives for the tables and pictures of the machines, from their tables in Python.
+
+``reader-table`` and ``reader-picture`` show the reader; ``writer-table`` and
+``writer-picture``, with the argument ``transaction`` or ``name``, show the writer.
+"""
 
 from __future__ import annotations
 
+import enum
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from html import escape
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from docutils import nodes
 from docutils.parsers.rst import Directive
@@ -13,6 +18,16 @@ from docutils.statemachine import StringList
 from sphinx.application import Sphinx
 
 from synapse_replication.streams.reader_table import ROWS, TABLE, ReaderEvent, State
+from synapse_replication.streams.writer_table import (
+    NAME,
+    TRANSACTION,
+    NameState,
+    Table,
+    TransactionState,
+)
+
+_Places: TypeAlias = Mapping[Any, tuple[int, int]]
+_Changes: TypeAlias = Mapping[tuple[Any, Any], list[Any]]
 
 #: The centre of each state in the picture.
 PLACES: Final = {
@@ -24,6 +39,33 @@ PLACES: Final = {
     State.DELIVERING: (790, 430),
 }
 _HALF_WIDTH, _HALF_HEIGHT = 85, 20
+
+#: The machines of the writer: the title and the table of each, and the centre of each
+#: state in the picture.
+WRITER: Final[Mapping[str, tuple[str, Table, _Places]]] = {
+    "transaction": (
+        "The states of a transaction",
+        TRANSACTION,
+        {
+            TransactionState.RUNNING: (110, 60),
+            TransactionState.COMMITTING: (450, 60),
+            TransactionState.LOST: (790, 230),
+            TransactionState.ROLLED_BACK: (110, 430),
+            TransactionState.COMMITTED: (450, 430),
+            TransactionState.ENDED: (790, 430),
+        },
+    ),
+    "name": (
+        "The states of a name",
+        NAME,
+        {
+            NameState.UNLOCKED: (110, 60),
+            NameState.WAITING: (790, 60),
+            NameState.HELD: (790, 430),
+            NameState.LOST: (110, 430),
+        },
+    ),
+}
 
 
 def changes() -> dict[tuple[State, State], list[ReaderEvent]]:
@@ -37,18 +79,28 @@ def changes() -> dict[tuple[State, State], list[ReaderEvent]]:
     return found
 
 
-def draw() -> str:
+def changes_of(table: Table) -> _Changes:
+    """Return the events that lead from each state of a writer's table to another."""
+    found: dict[tuple[enum.Enum, enum.Enum], list[enum.Enum]] = {}
+    for (before, event), step in table.items():
+        if step.state is not before:
+            found.setdefault((before, step.state), []).append(event)
+    return found
+
+
+def draw(title: str, places: _Places, changes: _Changes) -> str:
     """Return the states, and the events that lead from one to another, as SVG."""
     parts = [
         '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 900 540" role="img" '
-        'aria-label="The states of a reader" font-family="sans-serif">',
+        f'aria-label="{escape(title)}" font-family="sans-serif">',
         '<defs><marker id="tip" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="7" '
         'markerHeight="7" orient="auto"><path d="M0 0L8 4L0 8z"/></marker></defs>',
         '<rect width="900" height="540" fill="white"/>',
     ]
-    for (before, after), events in changes().items():
-        parts += _arrow(before, after, [event.name.lower() for event in events])
-    for state, (x, y) in PLACES.items():
+    for (before, after), events in changes.items():
+        names = [event.name.lower() for event in events]
+        parts += _arrow(places[before], places[after], names)
+    for state, (x, y) in places.items():
         parts.append(
             f'<rect x="{x - _HALF_WIDTH}" y="{y - _HALF_HEIGHT}" rx="10" '
             f'width="{2 * _HALF_WIDTH}" height="{2 * _HALF_HEIGHT}" fill="#eef" '
@@ -58,8 +110,10 @@ def draw() -> str:
     return "\n".join([*parts, "</svg>"])
 
 
-def _arrow(before: State, after: State, names: list[str]) -> Iterator[str]:
-    (x, y), (to_x, to_y) = PLACES[before], PLACES[after]
+def _arrow(
+    before: tuple[int, int], after: tuple[int, int], names: list[str]
+) -> Iterator[str]:
+    (x, y), (to_x, to_y) = before, after
     length = math.hypot(to_x - x, to_y - y)
     # To the left of its direction, so that two opposite arrows do not overlap.
     bend = 55 if length < 450 else 110
@@ -98,7 +152,40 @@ class ReaderPicture(Directive):
 
     def run(self) -> list[nodes.Node]:
         """Return the picture. Called by docutils."""
-        return [nodes.raw("", draw(), format="html")]
+        picture = draw("The states of a reader", PLACES, changes())
+        return [nodes.raw("", picture, format="html")]
+
+
+class WriterPicture(Directive):
+    """The states of a machine of the writer, and what leads from one to another."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        """Return the picture. Called by docutils."""
+        title, table, places = WRITER[self.arguments[0]]
+        picture = draw(title, places, changes_of(table))
+        return [nodes.raw("", picture, format="html")]
+
+
+class WriterTable(Directive):
+    """A table with one row for each state and event of a machine of the writer."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        """Return the table. Called by docutils."""
+        _, table, _ = WRITER[self.arguments[0]]
+        lines = [".. list-table::", "   :header-rows: 1", "   :widths: 20 35 15 30", ""]
+        lines += _cells("State", "Event", "Next state", "What the driver does")
+        for (before, event), step in table.items():
+            lines += _cells(
+                before.name,
+                f"``{event.name}``: {event.value}",
+                "the same" if step.state is before else step.state.name,
+                "; ".join(effect.value for effect in step.effects) or "nothing",
+            )
+        return _parsed(self, lines, "streams/writer_table.py")
 
 
 class ReaderTable(Directive):
@@ -116,11 +203,13 @@ class ReaderTable(Directive):
                     row.effect,
                     ", ".join(state.name for state in row.next_states) or "the same",
                 )
-        container = nodes.container()
-        self.state.nested_parse(
-            StringList(lines, source="streams/reader_table.py"), 0, container
-        )
-        return container.children
+        return _parsed(self, lines, "streams/reader_table.py")
+
+
+def _parsed(directive: Directive, lines: list[str], source: str) -> list[nodes.Node]:
+    container = nodes.container()
+    directive.state.nested_parse(StringList(lines, source=source), 0, container)
+    return container.children
 
 
 def _cells(*cells: str) -> list[str]:
@@ -131,4 +220,6 @@ def setup(app: Sphinx) -> dict[str, Any]:
     """Register the directives with Sphinx."""
     app.add_directive("reader-table", ReaderTable)
     app.add_directive("reader-picture", ReaderPicture)
+    app.add_directive("writer-table", WriterTable)
+    app.add_directive("writer-picture", WriterPicture)
     return {"parallel_read_safe": True}
