@@ -605,7 +605,8 @@ class _Attempt:
             result = self.value = func(cursor)
             if not autocommit:
                 _check_alive(self._description, cursor)
-                if cursor.xid is None and cursor.after_callbacks:
+                is_known = self.connection.backend.pid != 0
+                if cursor.xid is None and (cursor.after_callbacks or not is_known):
                     # The callbacks need the outcome, even if the answer is lost.
                     own.execute("SELECT pg_current_xact_id_if_assigned()::text")
                     ((cursor.xid,),) = own.fetchall()

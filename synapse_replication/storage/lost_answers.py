@@ -9,7 +9,8 @@ the ids of the transaction stay unfinished.
 
 The number costs no round trip: the statements that allocate ids in a transaction, and
 those that insert rows of a stream, return it. If it is not known, the end of the
-session proves that the transaction has ended, but not how.
+session proves that the transaction has ended, but not how. Behind a pooler, where the
+session is not known, the number is always asked for, with one more round trip.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ ASK_INTERVAL = 0.5
 class Backend:
     """The session of one connection.
 
-    :ivar pid: its process at the server.
+    :ivar pid: its process at the server; 0 behind a pooler, which may use another
+        session for each transaction.
     :ivar started: when it started, as PostgreSQL writes it.
     :ivar history: the timeline of the server; empty for a standby.
     """
@@ -54,7 +56,10 @@ def identify(connection: Any) -> Backend:
     """Return the backend of a new connection, with one round trip."""
     with connection.cursor() as cursor:
         cursor.execute(queries.SQL["backend"])
-        return Backend(*cursor.fetchone())
+        backend = Backend(*cursor.fetchone())
+    if backend.pid != connection.info.backend_pid:
+        return attrs.evolve(backend, pid=0)
+    return backend
 
 
 @attrs.define(eq=False)

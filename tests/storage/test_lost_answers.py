@@ -8,6 +8,7 @@ import socket
 from typing import Any
 from unittest import mock
 
+import attrs
 import psycopg2
 from twisted.internet import task
 from twisted.internet.defer import Deferred
@@ -250,6 +251,32 @@ class LostAnswerTests(PostgresMixin, TestCase):
         self.assertEqual(ids.get_current_token_for_writer("master"), id_)
         self.finish_commit()
         await self.database.settled()
+
+    async def test_behind_a_pooler(self) -> None:
+        """Where the session is not known, the number of the transaction decides."""
+
+        def identify(connection: Any) -> Backend:
+            return attrs.evolve(lost_answers.identify(connection), pid=0)
+
+        patch = mock.patch.object(database_module, "identify", identify)
+        patch.start()
+        self.addCleanup(patch.stop)
+
+        def insert(txn: Transaction) -> None:
+            self.insert(txn)
+            txn.after_callbacks.clear()
+
+        inserting = self.database.transact("insert", insert)
+        await self.break_commit()
+        await self.assertFailure(inserting, CommitUnknownError)
+        await self.until(
+            lambda: self.database.lost_answers()[0].session != "not known yet"
+        )
+        settled = self.database.settled()
+        self.assertNoResult(settled)
+        self.finish_commit()
+        await settled
+        self.assertEqual(self.ids_of_rows(), [5])
 
     async def test_closed(self) -> None:
         """close() gives up, and the transaction never counts as ended."""
