@@ -198,6 +198,10 @@ class HostCommands:
             commands.RemoteServerUpCommand: self._on_remote_server_up,
             commands.LockReleasedCommand: self._on_lock_released,
         }
+        if self._is_main:
+            # Only older peers send these two.
+            self._handlers[commands.RemovePusherCommand] = self._on_remove_pusher
+            self._handlers[commands.InvalidateCacheCommand] = self._on_invalidate_cache
         if instance_name in worker.writers.presence:
             self._handlers[commands.UserSyncCommand] = self._on_user_sync
             self._handlers[commands.ClearUserSyncsCommand] = self._on_clear_user_sync
@@ -218,11 +222,7 @@ class HostCommands:
             yield SyncingUser(user_id, device_id, now)
 
     def on_command(self, command: commands.Command) -> Awaitable[None] | None:
-        """Dispatch a command to the part of the host that needs it.
-
-        Commands that only older peers send (REMOVE_PUSHER, INVALIDATE_CACHE) are
-        ignored.
-        """
+        """Dispatch a command to the part of the host that needs it."""
         handle = self._handlers.get(type(command))
         result = None if handle is None else handle(command)
         return result if inspect.isawaitable(result) else None
@@ -261,6 +261,25 @@ class HostCommands:
             )
         if self._is_main:
             await self._hs.get_server_notices_sender().on_user_ip(command.user_id)
+
+    def _on_remove_pusher(self, command: commands.RemovePusherCommand) -> Any:
+        return self._hs.get_pusherpool().remove_pusher(
+            command.app_id, command.push_key, command.user_id
+        )
+
+    def _on_invalidate_cache(self, command: commands.InvalidateCacheCommand) -> Any:
+        """Invalidate an entry in all processes, or the whole cache in this one.
+
+        A cache that this version of the host does not have is skipped.
+        """
+        store = self._hs.get_datastores().main
+        cache = getattr(store, command.cache_func, None)
+        if cache is None:
+            return None
+        if command.keys is None:
+            return cache.invalidate_all()
+        keys = tuple(command.keys)
+        return store.invalidate_cache_and_stream(command.cache_func, keys)
 
     def _on_remote_server_up(self, command: commands.RemoteServerUpCommand) -> None:
         self._hs.get_notifier().notify_remote_server_up(command.data)

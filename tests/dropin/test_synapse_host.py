@@ -19,9 +19,11 @@ from synapse_replication.wire.commands import (
     ClearUserSyncsCommand,
     Command,
     FederationAckCommand,
+    InvalidateCacheCommand,
     LockReleasedCommand,
     NewActiveTaskCommand,
     RemoteServerUpCommand,
+    RemovePusherCommand,
     UserIpCommand,
     UserSyncCommand,
 )
@@ -179,6 +181,29 @@ class HostCommandsTests(SynchronousTestCase):
             hs: Any = FakeHomeserver(name)
             hs.get_task_scheduler = partial(hs._part, "on_cancel_task")
             self.assertEqual(self._call(hs, CancelTaskCommand("t")), calls)
+
+    def test_commands_of_older_peers(self) -> None:
+        """Main removes a pusher, and invalidates a cache in all processes."""
+        for name in ("master", "w"):
+            for command, call in (
+                (
+                    RemovePusherCommand("app", "key", "@u:x"),
+                    ("remove_pusher", "app", "key", "@u:x"),
+                ),
+                (
+                    InvalidateCacheCommand("get_user", ["@u:x"]),
+                    ("invalidate_cache_and_stream", "get_user", ("@u:x",)),
+                ),
+                (InvalidateCacheCommand("get_user", None), ("invalidate_all",)),
+                (InvalidateCacheCommand("unknown", None), None),
+            ):
+                hs: Any = FakeHomeserver(name)
+                hs.get_pusherpool = partial(hs._part, "remove_pusher")
+                store = hs._part("invalidate_cache_and_stream")
+                store.get_user = hs._part("invalidate_all")
+                hs.get_datastores = lambda store=store: SimpleNamespace(main=store)
+                expected = [call] if call is not None and name == "master" else []
+                self.assertEqual(self._call(hs, command), expected)
 
     def test_syncing_users(self) -> None:
         """Users who sync with this instance are reported with the current time."""
