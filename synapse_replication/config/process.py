@@ -259,7 +259,7 @@ class _Reader:
                 for name, location in shared.instance_map.items()
             },
             secret=read_secret(shared, ("worker_replication_secret",), merged),
-            stores_user_ips=self._stores_user_ips(instance_name, redis),
+            stores_user_ips=self._stores_user_ips(instance_name),
             federation_senders=tuple(shared.federation_sender_instances),
             torture_level=shared.replication_torture_level or 0,
             warnings=tuple(sanity.readable_secrets(merged)),
@@ -318,13 +318,14 @@ class _Reader:
         for path, problem, hint in findings:
             self._problem(path, problem, hint)
 
-    def _stores_user_ips(self, instance_name: str, redis: RedisOptions | None) -> bool:
-        """Return whether this process stores client IPs.
+    def _stores_user_ips(self, instance_name: str) -> bool:
+        """Return whether this process needs client IPs.
 
-        Over direct TCP, workers send them to the main process only.
+        The instance that runs background tasks stores them. The main process needs them
+        in any case, to send the notices that wait for a user.
         """
-        owner = self._shared.run_background_tasks_on or MAIN_INSTANCE
-        return owner == instance_name or (redis is None and not self._is_worker)
+        is_owner = self._shared.run_background_tasks_on == instance_name
+        return is_owner or not self._is_worker
 
     # -- the instance's name ------------------------------------------------------
 

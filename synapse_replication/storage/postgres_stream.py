@@ -23,7 +23,7 @@ from synapse_replication.errors import (
 from synapse_replication.storage.database import Transaction, TransactionRunner
 from synapse_replication.storage.id_streams import read_sequence
 from synapse_replication.storage.row_pages import query_page, read_rows_between
-from synapse_replication.storage.row_queries import declared_insert, queries_of
+from synapse_replication.storage.row_queries import insert_sql, queries_of
 from synapse_replication.storage.standby import Knowledge, knowledge_sql, read_role
 from synapse_replication.streams.combined_position import CombinedPosition
 from synapse_replication.streams.rows import encode_json
@@ -74,8 +74,8 @@ class PostgresStream:
     """A :class:`~synapse_replication.streams.stream.Stream` in the database.
 
     :param declared: the declaration of the stream. Only rows of a
-        :class:`~synapse_replication.streams.table.TableStream` can be written; rows of
-        Synapse's own streams are written by other means.
+        :class:`~synapse_replication.streams.table.TableStream` and of ``caches`` can be
+        written; rows of Synapse's other streams are written by other means.
     :param database: runs the queries.
     :param ids: this instance's id generator of the stream.
     :param instance_name: this instance.
@@ -119,10 +119,14 @@ class PostgresStream:
         self._columns: Sequence[str] = ()
         self._writers = tuple(writers or ())
         if isinstance(declared, TableStream):
-            self._insert = declared_insert(declared)
             self._columns = declared.column_names
             if writers is None:
                 self._writers = tuple(declared.writers)
+        elif declared.any_instance_writes:
+            # Its rows on the wire have all columns of its table.
+            self._columns = self._queries[0].columns
+        if self._columns:
+            self._insert = insert_sql(self._queries[0].ids, self._columns)
         self._combined = CombinedPosition()
         self._positions_name = declared.positions_name or declared.name
         self._knowledge_sql = knowledge_sql(

@@ -25,7 +25,7 @@ tables: readers request their rows from the writers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -223,19 +223,22 @@ def declared_query(declaration: TableStream) -> RowQuery:
     )
 
 
-def declared_insert(declaration: TableStream) -> str:
-    """Return the statement that inserts rows of a declared stream.
+def insert_sql(ids: IdColumn, column_names: Iterable[str]) -> str:
+    """Return the statement that inserts rows of a stream.
 
     It returns the number of the transaction.
 
-    Its named parameters are ``id``, ``instance_name`` (only if the stream has a writer
+    Its named parameters are ``id``, ``instance_name`` (only if the table has a writer
     column) and ``rows`` (JSON text: an array of objects that map columns to values).
+
+    :param ids: the table, and its columns with the ids and the writers.
+    :param column_names: the columns of a row.
     """
-    table = identifier(declaration.table)
-    columns = ", ".join(map(identifier, declaration.column_names))
-    names, values = [identifier(declaration.id_column)], ["%(id)s"]
-    if declaration.writer_column is not None:
-        names.append(identifier(declaration.writer_column))
+    table = identifier(ids.table)
+    columns = ", ".join(map(identifier, column_names))
+    names, values = [identifier(ids.id_column)], ["%(id)s"]
+    if ids.writer_column is not None:
+        names.append(identifier(ids.writer_column))
         values.append("%(instance_name)s")
     # PostgreSQL converts JSON to the columns' types, including arrays and timestamps.
     return f"""

@@ -85,10 +85,12 @@ class LoadConfigTests(LoadConfigTestCase):
         self.assertNotIn("main", instances)
 
     def test_background_tasks(self) -> None:
-        """The instance that runs background tasks stores the client IPs."""
+        """The instance that runs background tasks, and main, need the client IPs."""
         extra = "run_background_tasks_on: writer1\n"
         self.assertTrue(self.load(HOMESERVER, WORKER, extra).stores_user_ips)
-        self.assertFalse(self.load(HOMESERVER, extra).stores_user_ips)
+        self.assertTrue(self.load(HOMESERVER, extra).stores_user_ips)
+        extra = "run_background_tasks_on: another1\n"
+        self.assertFalse(self.load(HOMESERVER, WORKER, extra).stores_user_ips)
         # Over direct TCP, only the main process receives them.
         extra += "redis: {enabled: false}\nlisteners: [{type: replication, port: 9092, "
         extra += "bind_address: 127.0.0.1}]\n"

@@ -26,7 +26,7 @@ from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
 from synapse_replication.storage import queries
-from synapse_replication.storage.row_queries import declared_insert, declared_query
+from synapse_replication.storage.row_queries import declared_query, insert_sql
 from synapse_replication.storage.standby import knowledge_sql
 from synapse_replication.streams.table import TableStream
 from tests.simulation.clock import SimulatedClock
@@ -190,7 +190,7 @@ class SimulatedDatabase:
         for positions_name in (None, table.positions_name):
             knowledge = knowledge_sql(positions_name, of_writer=True)
             self.statements[f"{knowledge} UNION ALL ({query})"] = page_with_knowledge
-        self.statements[declared_insert(table)] = insert
+        self.statements[insert_sql(table.id_columns[0], table.column_names)] = insert
         for of_writer in (False, True):
             statement = queries.ids_between(column, False, of_writer=of_writer)
             self.statements[statement] = committed

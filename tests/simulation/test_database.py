@@ -9,7 +9,7 @@ import psycopg2
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.storage import queries
-from synapse_replication.storage.row_queries import declared_insert
+from synapse_replication.storage.row_queries import insert_sql
 from tests.simulation.clock import SimulatedClock
 from tests.simulation.database import (
     MAX_ORPHANED_SECONDS,
@@ -95,7 +95,7 @@ class SimulatedDatabaseTests(SynchronousTestCase):
     def insert(self, id_: int) -> Any:
         def run(txn: Any) -> None:
             txn.execute(
-                declared_insert(_EVENTS),
+                insert_sql(_EVENTS.id_columns[0], _EVENTS.column_names),
                 {"id": id_, "instance_name": "w", "rows": '[{"row_id":1,"key":"k"}]'},
             )
 

@@ -73,6 +73,42 @@ class StandardStreamTests(SynchronousTestCase):
         self.failureResultOf(result, StreamConfigurationError)
 
 
+class CachesTests(SynchronousTestCase):
+    """Tests for ``caches``, which every process may write."""
+
+    def test_written(self) -> None:
+        """The rows that a process writes are in the table, and are read again."""
+        connection = psycopg2.connect(shared_postgres().new_database())
+        self.addCleanup(connection.close)
+        with connection, connection.cursor() as cursor:
+            cursor.execute(
+                "CREATE TABLE cache_invalidation_stream_by_instance (stream_id bigint, "
+                "instance_name text, cache_func text, keys text[], "
+                "invalidation_ts bigint)"
+            )
+        stream = PostgresStream(
+            STANDARD_STREAMS["caches"],
+            ImmediateDatabase(connection),
+            CountingIds(),
+            instance_name="w1",
+            writers=(),
+        )
+        row_type = STANDARD_STREAMS["caches"].description.codec.row_type
+        rows = [row_type("get_user", ["@a:x"], 5), row_type("get_room", None, 6)]
+
+        token = self.successResultOf(defer.ensureDeferred(stream.write(rows)))
+
+        with connection, connection.cursor() as cursor:
+            cursor.execute("SELECT * FROM cache_invalidation_stream_by_instance")
+            self.assertEqual(
+                cursor.fetchall(),
+                [
+                    (token, "w1", "get_user", ["@a:x"], 5),
+                    (token, "w1", "get_room", None, 6),
+                ],
+            )
+
+
 class RealIdsTests(TestCase):
     """Tests for a declared stream with a real id generator, in threads."""
 

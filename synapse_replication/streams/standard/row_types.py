@@ -37,7 +37,7 @@ class EventsStreamEventRow:
     type: str
     state_key: str | None
     redacts: str | None
-    relates_to: str | None
+    relates_to: str | None = None
     membership: str | None = None
     rejected: bool = False
     outlier: bool = False
@@ -342,6 +342,9 @@ class EventsRowCodec(RowCodec[EventsStreamRow]):
             or not isinstance(value[0], str)
         ):
             raise ValueError("a row must be a JSON array of a type and its data")
+        if value[0].startswith("$"):
+            # Peers of before 2019 send the data of an event, which begins with its id.
+            value = ["ev", value]
         kind, data = value[:2]
         codec = self._codecs.get(kind)
         if codec is None:

@@ -103,6 +103,14 @@ class EventsRowCodecTests(SynchronousTestCase):
             EventsStreamEventRow("$e", "!r", "m.room.member", "@u:x", None, None),
         )
 
+    def test_row_of_before_the_types(self) -> None:
+        """A row of a very old peer is the data of an event, without a type."""
+        decoded = self.codec.decode([json.dumps(EVENT[:5]).encode()])
+
+        event = EventsStreamEventRow("$e", "!r", "m.room.member", "@u:x", None)
+        self.assertEqual(list(decoded.rows), [EventsStreamRow("ev", event)])
+        self.assertEqual(decoded.with_extra_fields, 0)
+
     def test_wrong_rows_are_refused(self) -> None:
         """An invalid row raises an error that names its stream and index."""
         good = b'["state-all",["!r"]]'
