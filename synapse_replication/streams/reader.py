@@ -617,7 +617,8 @@ class Reader:
 
         The driver delivered them as they arrived.
         """
-        self._links[link].heard = token
+        state = self._links[link]
+        state.heard = max(state.heard, token)
 
     @_on(ReaderEvent.BATCH)
     def batch(self, link: Hashable, token: int, size: int) -> Verdict:

@@ -10,6 +10,8 @@ import sys
 import time
 
 from scripts.tools.explore import writer_worlds
+from scripts.tools.explore.driven import compare
+from scripts.tools.explore.driver_bugs import BUGS, find
 from scripts.tools.explore.search import (
     UNIT_TESTED,
     Call,
@@ -63,6 +65,8 @@ def main(arguments: list[str]) -> int:
     status = max(status, _explore_writers(options))
     if status == 1:
         return 1
+    if not options.world and not compare_driver(300 if options.shallow else 3000):
+        return 1
     untaken = names(entries() - taken)
     print(f"{len(taken)} entries of the table taken")  # noqa: T201 -- the result
     for entry in sorted(untaken):
@@ -93,6 +97,31 @@ def _explore_writers(options: argparse.Namespace) -> int:
         if not result.is_complete:
             status = 2
     return status
+
+
+def compare_driver(states: int) -> bool:
+    """Compare the driver of the package with small worlds; return whether all is well.
+
+    :param states: how many states of each world to begin with.
+    """
+    for name, (kind, bounds) in SHALLOW.items():
+        found = compare(kind, bounds, states)
+        print(  # noqa: T201 -- the result
+            f"driver, {name}: {found.sequences} sequences of at most {found.depth} "
+            f"events: {found.reason or 'agrees'}",
+            flush=True,
+        )
+        if found.reason is not None:
+            print(*found.events, sep="\n")  # noqa: T201 -- the result
+            return False
+    missed = [name for name, bug in BUGS.items() if find(bug).reason is None]
+    print(  # noqa: T201 -- the result
+        f"{len(BUGS) - len(missed)} of {len(BUGS)} deliberate bugs of the driver found",
+        *missed,
+        sep="\nnot found: ",
+        flush=True,
+    )
+    return not missed
 
 
 if __name__ == "__main__":

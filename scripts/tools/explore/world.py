@@ -29,6 +29,7 @@ from collections.abc import Hashable, Iterator
 from typing import Any, Final, TypeAlias
 
 import attrs
+from typing_extensions import Self
 
 from synapse_replication.errors import CatchUpError
 from synapse_replication.streams import reader as machine
@@ -137,6 +138,12 @@ FAULTS: Final = (
     "hellos",
 )
 BREAK, LOSS, OVERFLOW, LIE, CRASH, DIE, FAIL, REMOVE, HELLO = range(len(FAULTS))
+
+
+def policy_of(kind: Kind) -> ReaderPolicy:
+    """Return the policy of the reader of a stream."""
+    return _POLICIES[kind]
+
 
 _POLICIES: Final = {
     Kind.DATABASE: ReaderPolicy(tolerance=DISTANCE),
@@ -250,7 +257,7 @@ class World:
     trace: list[str] | None
 
     @classmethod
-    def begin(cls, kind: Kind, bounds: Bounds) -> World:
+    def begin(cls, kind: Kind, bounds: Bounds) -> Self:
         """Return the first state: nothing was written, and no link is up."""
         self = cls()
         self.kind, self.bounds = kind, bounds
@@ -289,7 +296,11 @@ class World:
 
     def is_plausible(self, token: int) -> bool:
         """Return whether the reader's process regards a token as plausible."""
-        known = self.position if self.in_memory else self.known
+        return self.is_plausible_at(self.position, token)
+
+    def is_plausible_at(self, position: int, token: int) -> bool:
+        """Return the same, for a reader at ``position``."""
+        known = position if self.in_memory else self.known
         return token <= known + DISTANCE
 
     # -- the state as a value ----------------------------------------------------------
@@ -419,7 +430,7 @@ class World:
             yield ("page",)
             return
         yield ("answer", False)
-        if len(self._rows(fetch.from_token, fetch.upto_token)) > 1:
+        if len(self.rows(fetch.from_token, fetch.upto_token)) > 1:
             yield ("answer", True)
         if not (self.in_memory or self.removed or fetch.from_source) and (
             fetch.from_token < self.sent < fetch.upto_token
@@ -477,14 +488,14 @@ class World:
                 yield ("lose", number)
             if self.log[link.at][2]:
                 yield ("garble", number)
-                if self._is_whole(link) and self._is_idle:
+                if self.is_whole(link) and self.is_idle:
                     yield ("unreadable row", number)
 
     def _announcements(self, number: int, link: WorldLink) -> Iterator[Event]:
         if not self.states_epochs or link.said:
             yield ("report", number)
         yield ("position", number)
-        if not self.in_memory and link.token not in self._rows(0, link.token):
+        if not self.in_memory and link.token not in self.rows(0, link.token):
             yield ("range", number, "announced")
             yield ("range", number, "reported")
         if self.states_epochs:
@@ -495,7 +506,7 @@ class World:
             if self._may(HELLO) and link.life == self.life:
                 yield ("hello", number)
 
-    def _is_whole(self, link: WorldLink) -> bool:
+    def is_whole(self, link: WorldLink) -> bool:
         return self._is_single(self.log[link.at][1]) or link.half
 
     def _is_single(self, token: int) -> bool:
@@ -518,11 +529,11 @@ class World:
             if status == PENDING:
                 yield ("commit", index + 1)
                 yield ("roll back", index + 1)
-        if self.sent < self._announceable():
+        if self.sent < self.announceable():
             yield ("send",)
         if self._may(CRASH):
             yield ("writer crash", False)
-            if self._own_last() != self._allocated():
+            if self.own_last() != self._allocated():
                 yield ("writer crash", True)
 
     def _removals(self) -> Iterator[Event]:
@@ -543,17 +554,17 @@ class World:
     def _allocated(self) -> int:
         return len(self.ids) - self.ids.count(0)
 
-    def _own_last(self) -> int:
+    def own_last(self) -> int:
         committed = [i + 1 for i, s in enumerate(self.ids) if s == COMMITTED]
         return committed[-1] if committed else 0
 
-    def _announceable(self) -> int:
+    def announceable(self) -> int:
         for index, status in enumerate(self.ids):
             if status in (0, PENDING):
                 return index
         return len(self.ids)
 
-    def _rows(self, from_token: int, upto_token: int) -> tuple[int, ...]:
+    def rows(self, from_token: int, upto_token: int) -> tuple[int, ...]:
         if self.in_memory:
             return tuple(range(from_token + 1, min(self._written, upto_token) + 1))
         ids = self.ids
@@ -564,7 +575,7 @@ class World:
         )
 
     @property
-    def _is_idle(self) -> bool:
+    def is_idle(self) -> bool:
         """Whether an item that arrives is handled at once."""
         return self.busy is None and not self.given_up and self.fetch is None
 
@@ -600,8 +611,8 @@ class World:
         self.ids[token - 1] = ABORTED
 
     def _on_send(self) -> None:
-        upto = self._written if self.in_memory else self._announceable()
-        rows = self._rows(self.sent, upto)
+        upto = self._written if self.in_memory else self.announceable()
+        rows = self.rows(self.sent, upto)
         new = rows[0] if rows else upto
         self.log.append((self.sent, new, bool(rows)))
         self.sent = new
@@ -615,7 +626,7 @@ class World:
             self.sent = 0
             self.delivered = self.forgiven = self.unsure = 0
         else:
-            self.sent = self._own_last() if to_own_row else self._allocated()
+            self.sent = self.own_last() if to_own_row else self._allocated()
         # The first message of the new process.
         self.log.append((self.sent, self.sent, False))
 
@@ -629,7 +640,7 @@ class World:
         return [number for number, link in enumerate(self.links) if link.up]
 
     def _find_removed(self, is_deleted: bool) -> None:
-        upto = self._own_last()
+        upto = self.own_last()
         if upto <= self.position:
             if not is_deleted:
                 # It is not searched for.
@@ -651,7 +662,7 @@ class World:
 
     def _on_stored(self) -> None:
         """Read the position that the writer stored with its last finished row."""
-        token = min(self._own_last(), self._announceable())
+        token = min(self.own_last(), self.announceable())
         found = self.reader.stored(token)
         self.note(f"reader.stored({token}) -> {found}")
         if self.reader.request is None:
@@ -681,7 +692,7 @@ class World:
         self._spend(LOSS)
         link = self.links[number]
         _, new, is_row = self.log[link.at]
-        hidden = self._rows(new - 1, new) if is_row else self._rows(0, new)
+        hidden = self.rows(new - 1, new) if is_row else self.rows(0, new)
         for token in hidden:
             link.hidden |= 1 << token
         self._pass(link)
@@ -689,7 +700,7 @@ class World:
     def _on_garble(self, number: int) -> None:
         self._spend(LOSS)
         link = self.links[number]
-        is_half = not self._is_whole(link)
+        is_half = not self.is_whole(link)
         if not is_half:
             if self.bounds.lies and not self.reader.is_waiting_on(number):
                 link.carried |= 1 << self.log[link.at][1]
@@ -715,7 +726,7 @@ class World:
         link = self.links[number]
         prev, new, is_row = self.log[link.at]
         if is_row:
-            token = new if self._is_whole(link) else None
+            token = new if self.is_whole(link) else None
             if token is None:
                 link.half = True
             else:
@@ -741,7 +752,7 @@ class World:
     def _on_range(self, number: int, method: str) -> None:
         token = self.links[number].token
         if not self.reader.follows(number, token):
-            prev = max(self._rows(0, token), default=0)
+            prev = max(self.rows(0, token), default=0)
             self._announce(number, method, number, prev, token, 0.0)
 
     def _on_epoch(self, number: int) -> None:
@@ -788,13 +799,13 @@ class World:
         link = self.links[number]
         if self.reader.is_waiting_on(number):
             # It seems to be the link's first POSITION, and hides what was sent before.
-            for hidden in self._rows(token, link.token):
+            for hidden in self.rows(token, link.token):
                 link.hidden |= 1 << hidden
 
     def _announce(self, number: int, method: str, *args: Any, **kwargs: Any) -> None:
         """Notify the reader, as the driver does."""
         reader = self.reader
-        is_idle = self._is_idle
+        is_idle = self.is_idle
         if not is_idle:
             reader.overflow()
             self.note("reader.overflow()")
@@ -811,7 +822,7 @@ class World:
 
     def _handle_row(self, number: int, token: int | None, is_readable: bool) -> None:
         reader = self.reader
-        is_idle = self._is_idle
+        is_idle = self.is_idle
         if not is_idle:
             reader.overflow()
             self.note("reader.overflow()")
@@ -866,7 +877,7 @@ class World:
             self.known = self._allocated()
             if upto > self.known + DISTANCE:
                 last = upto = self.known
-        rows = self._rows(from_token, upto)
+        rows = self.rows(from_token, upto)
         if is_limited and len(rows) > 1:
             rows = rows[:1]
             upto = rows[0]
@@ -883,7 +894,7 @@ class World:
     def _on_backlog(self) -> None:
         """Answer from the writer's backlog, which ends at what was sent."""
         assert self.fetch is not None
-        rows = self._rows(self.fetch.from_token, self.sent)
+        rows = self.rows(self.fetch.from_token, self.sent)
         self.answer = (rows, self.sent, None, self.life, 0)
 
     def _on_no_answer(self) -> None:
@@ -1192,7 +1203,7 @@ class World:
 
     def _settle(self) -> None:
         """Count ids that were rolled back as delivered, where nobody looks any more."""
-        for token in range(1, min(self.reader.floor, self.sent, self._own_last()) + 1):
+        for token in range(1, min(self.reader.floor, self.sent, self.own_last()) + 1):
             if self.ids[token - 1] == ABORTED:
                 self.ids[token - 1] = COMMITTED
                 self.delivered |= 1 << token
@@ -1219,7 +1230,7 @@ class World:
         upto = self._written if self.in_memory else len(self.ids)
         if self._may_miss_a_restart():
             upto = 0
-        for token in self._rows(0, upto):
+        for token in self.rows(0, upto):
             if self.kind is Kind.CACHES and token <= self.lie:
                 # Such a position cannot be detected, because rows may be late.
                 continue
@@ -1283,7 +1294,7 @@ class World:
             return ("search",) if self.removed > 2 else None
         if not self.in_memory and PENDING in self.ids:
             return ("commit", self.ids.index(PENDING) + 1)
-        upto = self._written if self.in_memory else self._announceable()
+        upto = self._written if self.in_memory else self.announceable()
         return ("send",) if self.sent < upto else None
 
     def _round(self) -> list[Event]:

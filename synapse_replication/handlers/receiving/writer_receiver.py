@@ -488,7 +488,7 @@ class WriterReceiver:
             case Connected():
                 self._report_connected(action.link)
             case Ask():
-                self._stream.ask(action.link)
+                self._ask(action.link)
             case Refuted():
                 self._report_refuted(action)
             case Finished():
@@ -649,6 +649,9 @@ class WriterReceiver:
     def _end_pause(self) -> Awaitable[None]:
         self.reader.timer_due()
         return self.resume()
+
+    def _ask(self, link: Link) -> None:
+        self._stream.ask(link)
 
     def _report_connected(self, link: Link) -> None:
         context = self._context

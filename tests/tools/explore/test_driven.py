@@ -1,0 +1,32 @@
+"""Tests of the comparison of the real driver with the worlds."""
+
+from __future__ import annotations
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from scripts.tools.explore.driven import compare
+from scripts.tools.explore.driver_bugs import BUGS, find
+from scripts.tools.explore.worlds import SHALLOW
+from synapse_replication.streams import reader
+
+
+class DriverTests(SynchronousTestCase):
+    """The driver does what the worlds explore."""
+
+    def test_agrees(self) -> None:
+        """The driver and each world agree, in sequences from the first states."""
+        for name, (kind, bounds) in SHALLOW.items():
+            found = compare(kind, bounds, 40)
+            self.assertIsNone(found.reason, (name, found))
+            self.assertGreater(found.sequences, 40, name)
+
+    def test_bugs(self) -> None:
+        """Each deliberate bug of the driver is found, whatever its action."""
+        for name, bug in BUGS.items():
+            with self.subTest(bug=name):
+                self.assertIsNotNone(find(bug).reason, name)
+
+    def test_actions_have_bugs(self) -> None:
+        """There is a bug of each action."""
+        kinds = {kind.__name__ for kind in reader.Action.__args__}
+        self.assertEqual(kinds - {name.partition(":")[0] for name in BUGS}, set())
