@@ -228,8 +228,10 @@ def _render_process(
         parts += [_text(text, "red"), _text(f"  -> {group.remedy}")]
     for stuck in status.stuck_ids:
         since, what = duration(stuck.age), model.describe_stuck_id(stuck)
-        parts.append(_text(f"  {what} for {since}: {stuck.session}", "red"))
-        parts.append(_text(f"  -> {stuck.hint}"))
+        session = stuck.session or "the database is being asked for its session"
+        parts.append(_text(f"  {what} for {since}: {session}", "red"))
+        if stuck.hint:
+            parts.append(_text(f"  -> {stuck.hint}"))
     if status.damage:
         parts.append(_text(f"  {status.damage}", "red"))
     return parts

@@ -22,7 +22,7 @@ See docs/failure-modes.rst: failure-future-token, failure-wait-for-one-writer.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
 import attrs
@@ -202,7 +202,7 @@ class ReplicationDataHandler:
             (stream_name, None),
             lambda: upto.is_before_or_eq(stream.current_stream_token()),
             timeout,
-            lambda: _find_slowest(stream_name, upto, stream.current_stream_token()),
+            lambda: _find_slowest(stream_name, upto, stream),
         )
 
     def call_when_persisted(
@@ -342,14 +342,17 @@ class ReplicationDataHandler:
 
 
 def _find_slowest(
-    stream_name: str, wanted: MultiWriterStreamToken, current: MultiWriterStreamToken
+    stream_name: str, wanted: MultiWriterStreamToken, stream: TokenStream
 ) -> WaitTimeoutError:
     """Return an error that names a writer whose rows were not delivered in time."""
+    current = stream.current_stream_token()
     if wanted.stream <= current.stream:
         for writer, position in wanted.instance_map.items():
             reached = current.get_stream_pos_for_instance(writer)
             if position > reached:
                 return WaitTimeoutError(stream_name, writer, position, reached)
-    return WaitTimeoutError(
-        stream_name, "the slowest writer", wanted.stream, current.stream
-    )
+    writers: Sequence[str] = getattr(stream, "writers", ())
+    at = current.get_stream_pos_for_instance
+    slowest = [each for each in writers if at(each) <= current.stream]
+    name = " and ".join(slowest) or "the slowest writer"
+    return WaitTimeoutError(stream_name, name, wanted.stream, current.stream)

@@ -60,6 +60,7 @@ class Session(Struct, frozen=True):
     :ivar query: the first words of its last query; empty if this role may not see them.
     :ivar writes_stream: whether the transaction has written to a table of the stream.
     :ivar blocked_by: the process ids of the sessions whose locks it waits for.
+    :ivar blocker: the first of these that waits for no other one, if it was read.
     """
 
     pid: int
@@ -71,6 +72,14 @@ class Session(Struct, frozen=True):
     query: str
     writes_stream: bool
     blocked_by: Sequence[int]
+    blocker: Session | None = None
+
+    def after(self, seconds: float) -> Session:
+        """Return the session as it is some time later, if it goes on."""
+        if self.open_for is None:
+            return self
+        blocker = None if self.blocker is None else self.blocker.after(seconds)
+        return replace(self, open_for=self.open_for + seconds, blocker=blocker)
 
     def describe(self) -> str:
         """Return a description in one line."""
@@ -86,12 +95,16 @@ class Session(Struct, frozen=True):
             parts.append(f"query {self.query} ...")
         if not self.writes_stream:
             parts.append("the oldest transaction; it has not written to the stream")
-        if self.blocked_by:
+        if self.blocker is not None:
+            parts.append(f"waits for {self.blocker.describe()}")
+        elif self.blocked_by:
             parts.append(f"waits for session {', '.join(map(str, self.blocked_by))}")
         return ", ".join(parts)
 
     def hint(self) -> str:
         """Return how to end the session, or the session that blocks it."""
+        if self.blocker is not None:
+            return self.blocker.hint()
         pid = self.blocked_by[0] if self.blocked_by else self.pid
         return (
             f"End the session with SELECT pg_terminate_backend({pid}); its transaction "
@@ -127,8 +140,23 @@ def find_session(
     row = txn.fetchone()
     if row is None:
         return None
-    session = Session(*row)
-    return replace(session, query=_first_words(session.query))
+    return _with_blocker(txn, Session(*row), set())
+
+
+def _with_blocker(txn: Any, session: Session, seen: set[int]) -> Session:
+    """Return a session with the one that must end before it can go on."""
+    session = replace(session, query=_first_words(session.query))
+    seen.add(session.pid)
+    if not session.blocked_by:
+        return session
+    txn.execute(queries.SQL["blocking_sessions"], {"pid": session.pid})
+    blockers = [Session(*row) for row in txn.fetchall()]
+    for blocker in blockers:
+        # In a deadlock, they wait for each other until PostgreSQL ends one of them.
+        if blocker.pid not in seen:
+            found = _with_blocker(txn, blocker, seen)
+            return replace(session, blocker=found.blocker or found)
+    return session
 
 
 def end_session(txn: Any, session: Session, instance_name: str) -> bool:

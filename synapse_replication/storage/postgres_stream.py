@@ -132,6 +132,8 @@ class PostgresStream:
         self._knowledge_sql = knowledge_sql(
             self._positions_name if self._writers else None, of_writer=True
         )
+        #: The declared writers of a ``TableStream``.
+        self.writers: Sequence[str] = self._writers
         self._database = database
         self._ids = ids
         self._instance_name = instance_name
@@ -417,10 +419,35 @@ class PostgresStream:
         values = [
             dict(zip(self._columns, codec.to_json(row), strict=True)) for row in rows
         ]
-        return encode_json(values).decode()
+        text = encode_json(values).decode()
+        if "\\u0000" in text:
+            _check_for_nul(name, values)
+        return text
 
     def _insert_rows(self, txn: Transaction, id_: int, text: str) -> None:
         values = {"id": id_, "instance_name": self._instance_name, "rows": text}
         txn.execute(self._insert, values)
         if hasattr(txn, "xid"):
             ((txn.xid,),) = txn.fetchall()
+
+
+def _check_for_nul(stream_name: str, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Check that no value has the character NUL, which PostgreSQL cannot store.
+
+    :raises LocalProtocolError: if one has; it names the column.
+    """
+
+    def has_nul(value: Any) -> bool:
+        if isinstance(value, str):
+            return "\0" in value
+        if isinstance(value, Mapping):
+            return any(map(has_nul, (*value.keys(), *value.values())))
+        return isinstance(value, list | tuple) and any(map(has_nul, value))
+
+    for row in rows:
+        for column, value in row.items():
+            if has_nul(value):
+                raise LocalProtocolError(
+                    f"a row of {stream_name} cannot be written: column {column} has "
+                    "the character NUL (\\x00), which PostgreSQL cannot store"
+                )

@@ -26,7 +26,7 @@ from msgspec.structs import replace
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
-from synapse_replication.storage.open_transactions import find_session
+from synapse_replication.storage.open_transactions import Session, find_session
 from synapse_replication.streams.stuck_ids import StuckId
 
 if TYPE_CHECKING:
@@ -48,11 +48,22 @@ class _Unfinished(Struct):
     :ivar stuck: the id; its age is computed later.
     :ivar since: when it was first seen, in s.
     :ivar asked: when the database was last asked for its session, in s.
+    :ivar session: the session that holds it, as it was at ``answered``.
     """
 
     stuck: StuckId
     since: float
     asked: float = float("-inf")
+    session: Session | None = None
+    answered: float = 0.0
+
+    def describe(self, now: float) -> StuckId:
+        """Return the stuck id as it is now."""
+        stuck = replace(self.stuck, age=now - self.since)
+        if self.session is not None:
+            session = self.session.after(now - self.answered).describe()
+            return replace(stuck, session=session, hint=self.session.hint())
+        return stuck
 
 
 @attrs.define(eq=False, repr=False)
@@ -83,6 +94,7 @@ class StuckIdWatch:
             unfinished[name] = known
             lost = generator.lost_answers()
             if lost and found[1] == generator.instance_name:
+                known.session = None
                 known.stuck = replace(
                     known.stuck, session=lost[0].describe(), hint=lost[0].hint()
                 )
@@ -95,7 +107,7 @@ class StuckIdWatch:
         """Return the stuck ids. Thread-safe."""
         now = self._clock.seconds()
         return [
-            replace(each.stuck, age=now - each.since)
+            each.describe(now)
             for each in self._unfinished.values()
             if now - each.since >= STUCK_AFTER
         ]
@@ -125,6 +137,5 @@ class StuckIdWatch:
                 f"Start {stuck.instance_name} if it is down; otherwise restart it, "
                 "which releases its ids."
             )
-            if session is not None:
-                described, hint = session.describe(), session.hint()
+            unfinished.session, unfinished.answered = session, self._clock.seconds()
         unfinished.stuck = replace(stuck, session=described, hint=hint)

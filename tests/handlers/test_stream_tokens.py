@@ -27,6 +27,8 @@ from tests.handlers.fixtures import Row
 class TwoWriters(SourceStream):
     """A stream in the database with the writers ``a`` and ``b``."""
 
+    writers = ("a", "b")
+
     def current_stream_token(self) -> MultiWriterStreamToken:
         positions = {writer: self.current_token(writer) for writer in "ab"}
         return MultiWriterStreamToken(min(positions.values()), positions)
@@ -92,7 +94,7 @@ class StreamTokenTests(SynchronousTestCase):
         slow, for_b = self.wait(4, timeout=2), self.wait(3, timeout=3, b=9)
         self.reactor.advance(2)
         error = self.failureResultOf(slow, WaitTimeoutError).value
-        self.assertIn("the slowest writer is at 3 and did not reach 4", str(error))
+        self.assertIn("events of a is at 3 and did not reach 4", str(error))
         self.reactor.advance(1)
         error = self.failureResultOf(for_b, WaitTimeoutError).value
         self.assertIn("events of b is at 4 and did not reach 9", str(error))

@@ -251,6 +251,20 @@ class FindSessionTests(_OpenTransactionsTestCase):
         self.assertEqual(session.pid, pid(waiting))
         self.assertIn(f"waits for session {pid(holder)}", session.describe())
         self.assertIn(f"pg_terminate_backend({pid(holder)})", session.hint())
+        # The session to end is described like the one that waits for it.
+        _, text = session.describe().split("waits for ")
+        self.assertRegex(
+            text,
+            r"of \w+, application app, from a Unix socket, idle in transaction, "
+            r"transaction open for \d+ s, query LOCK TABLE foobar",
+        )
+        later = session.after(20)
+        assert session.blocker is not None
+        assert later.blocker is not None
+        assert session.open_for is not None
+        assert session.blocker.open_for is not None
+        self.assertEqual(later.open_for, session.open_for + 20)
+        self.assertEqual(later.blocker.open_for, session.blocker.open_for + 20)
 
     def test_without_privileges(self) -> None:
         """A session of another role is found by its locks, without its query."""

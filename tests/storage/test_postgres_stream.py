@@ -341,6 +341,19 @@ class PostgresStreamTests(SynchronousTestCase):
             )
         self.assertEqual(self.ids.last, 1)
 
+    def test_character_nul(self) -> None:
+        """The error for the character NUL, which cannot be stored, names the column."""
+        for item in ("a\0b", "\0"):
+            with self.assertRaisesRegex(
+                LocalProtocolError, r"orders .* column item has the character NUL"
+            ):
+                raise self.failureResultOf(
+                    defer.ensureDeferred(self.make().write([self.row(item, 1)]))
+                ).value
+        self.successResultOf(
+            defer.ensureDeferred(self.make().write([self.row("a\\u0000", 1)]))
+        )
+
     def test_write_notifies_the_streamer(self) -> None:
         """Each write calls on_write after its commit."""
         seen: list[Any] = []

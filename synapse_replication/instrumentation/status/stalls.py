@@ -108,6 +108,9 @@ class StallLog:
                     session=stuck.session,
                     hint=stuck.hint,
                 )
+        for (kind, name), last in self._logged.items():
+            if kind == "stuck_id" and last >= 0 and (kind, name) not in logged:
+                self._logger.info("No longer true: {name}", name=name)
         if resumed:
             self._logger.info(
                 "{streams} no longer stalled", streams=model.name_writers(resumed)

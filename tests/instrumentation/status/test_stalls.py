@@ -78,6 +78,12 @@ class StallLogTests(SynchronousTestCase):
         self.assertIn("id 7 of events, written by w1, is not finished for 15 s", line)
         self.assertIn("session 12, idle. End it. (See the runbook", line)
         self.assertEqual(len(self.lines(60)), 1)
+        self.observer.stuck_ids = tuple
+        self.assertEqual(
+            self.lines(10),
+            ["info No longer true: id 7 of events, written by w1, is not finished"],
+        )
+        self.assertEqual(self.lines(10), [])
 
     def test_sentences(self) -> None:
         """A detail that is a question is followed by no full stop."""
