@@ -1,8 +1,4 @@
-"""Reads of many rows, divided into tasks: for this process, or for Spark's executors.
-
-Few rows are read in this process, because starting Spark takes longer than reading
-them.
-"""
+"""Reads of many rows, divided into tasks for Spark's executors."""
 
 from __future__ import annotations
 
@@ -20,13 +16,6 @@ if TYPE_CHECKING:
 _logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
-
-#: Up to this number of ids, reading in the driver's process takes less time than
-#: starting Spark's Python workers.
-FEW_IDS: Final = 250_000
-
-#: The same for rows whose columns are only copied, which takes 1 to 2 s for a million.
-FEW_ROWS: Final = 10_000_000
 
 #: The number of tasks that read files, unless these are very large.
 _TASKS: Final = 64
@@ -74,13 +63,6 @@ class Scan:
         """Read all tasks in this process, one after the other."""
         for task in self.tasks:
             yield from self.read(task)
-
-    def collect(self, spark: Spark) -> Batches:
-        """Read all tasks: few rows in this process, many on executors."""
-        if self.ids <= FEW_IDS:
-            yield from self.batches()
-        else:
-            yield from _with_retries(self.frame(spark()).toArrow).to_batches()
 
     def frame(self, session: SparkSession) -> DataFrame:
         """Return a frame; each query of the frame runs the tasks on executors."""

@@ -14,27 +14,25 @@ of a deployment.
 from __future__ import annotations
 
 import enum
-import functools
 import json
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from math import isfinite
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import attrs
+import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from synapse_replication.data_files import read_table
-from synapse_replication.storage.queries import identifier, literal
 from synapse_replication.storage.row_queries import STANDARD_QUERIES
 from synapse_replication.streams.rows import RowCodec
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS
 from synapse_replication.streams.standard.row_types import EventsRowCodec
-
-if TYPE_CHECKING:
-    import duckdb
 
 #: The partition of a table: the day of the time of a row or command, in UTC, or the day
 #: of archiving if that time is unknown.
@@ -139,18 +137,59 @@ class ColumnType:
 
     :ivar arrow: the type in Arrow.
     :ivar sql: the type to which PostgreSQL casts the values.
-    :ivar text: DuckDB's expression for a value as JSON text.
+    :ivar texts: converts values to JSON texts; null stays null.
     """
 
     arrow: pa.DataType
     sql: str
-    text: str
+    texts: Callable[[pa.Array], pa.Array]
+
+
+def _plain(values: pa.Array) -> pa.Array:
+    return values.cast(pa.string())
+
+
+def _encoded(values: pa.Array) -> pa.Array:
+    return pa.array(
+        (
+            None if value is None else msgspec.json.encode(value).decode()
+            for value in values.to_pylist()
+        ),
+        pa.string(),
+    )
+
+
+def _quoted(values: pa.Array) -> pa.Array:
+    if pc.any(pc.match_substring_regex(values, r'["\\\x00-\x1f]')).as_py():
+        return _encoded(values)
+    return pc.binary_join_element_wise('"', values, '"', "")
+
+
+def _doubles(values: pa.Array) -> pa.Array:
+    # JSON has no infinity and no NaN.
+    return pa.array(
+        (
+            None if value is None else repr(value) if isfinite(value) else f'"{value}"'
+            for value in values.to_pylist()
+        ),
+        pa.string(),
+    )
+
+
+def _milliseconds(values: pa.Array) -> pa.Array:
+    return _plain(pc.divide(values.cast(pa.int64()), 1000))
 
 
 #: The types of columns by their names (see :class:`Column`).
 TYPES: Final[Mapping[str, ColumnType]] = {
-    row["Name"]: ColumnType(_ARROW_TYPES[row["Type"]], row["PostgreSQL"], row["JSON"])
-    for row in _read_columns("types")
+    "string": ColumnType(pa.string(), "text", _quoted),
+    "bigint": ColumnType(pa.int64(), "bigint", _plain),
+    "double": ColumnType(pa.float64(), "double precision", _doubles),
+    "boolean": ColumnType(pa.bool_(), "boolean", _plain),
+    # PostgreSQL returns µs since 1970, as for the time of writing.
+    "time": ColumnType(_ARROW_TYPES["timestamp"], "bigint", _milliseconds),
+    "strings": ColumnType(_ARROW_TYPES["array<string>"], "text[]", _encoded),
+    "json": ColumnType(pa.string(), "text", _plain),
 }
 
 #: The columns that identify an object, in the streams whose tables have only the newest
@@ -306,33 +345,25 @@ def json_rows(table: DatabaseTable, batch: pa.RecordBatch) -> pa.Array:
 
     :param batch: rows with at least the columns ``table.columns``.
     """
-    with _connection().cursor() as cursor:
-        cursor.register("batch", pa.Table.from_batches([batch]))
-        found = cursor.sql(_query(table)).to_arrow_table()
-    return found.column(0).cast(pa.string()).combine_chunks()
-
-
-@functools.cache
-def _connection() -> duckdb.DuckDBPyConnection:
-    import duckdb
-
-    return duckdb.connect(config={"threads": 1})
-
-
-@functools.cache
-def _query(table: DatabaseTable) -> str:
-    texts = {column.name: _text(column) for column in table.columns}
-    cases = []
+    texts = {
+        column.name: pc.fill_null(
+            TYPES[column.type].texts(batch.column(column.name)), "null"
+        )
+        for column in table.columns
+    }
+    rows = pa.nulls(batch.num_rows, pa.string())
     for kind, names in table.kinds:
-        fields = " || ',' || ".join(texts[name] for name in names)
-        row = f"'[' || {fields} || ']'"
+        fields = [texts[name] for name in names] or [
+            pa.repeat(pa.scalar(""), batch.num_rows)
+        ]
+        begin, end = ("[", "]") if kind is None else (f"[{json.dumps(kind)},[", "]]")
+        of_kind = _joined(begin, _joined(*fields, separator=","), end)
         if kind is None:
-            return f"SELECT {row} FROM batch"
-        start = literal(f"[{json.dumps(kind)},")
-        cases.append(f"WHEN {literal(kind)} THEN {start} || {row} || ']'")
-    return f"SELECT CASE {KIND} {' '.join(cases)} END FROM batch"
+            return of_kind
+        is_kind = pc.fill_null(pc.equal(batch.column(KIND), kind), False)
+        rows = pc.if_else(is_kind, of_kind, rows)
+    return rows
 
 
-def _text(column: Column) -> str:
-    text = TYPES[column.type].text.format(identifier(column.name))
-    return f"coalesce(({text})::VARCHAR, 'null')"
+def _joined(*parts: pa.Array | str, separator: str = "") -> pa.Array:
+    return pc.binary_join_element_wise(*parts, separator)
