@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+#: All tests of the homeserver: about 350 modules, for which two cores take hours.
+WHOLE = ("tests",)
+
 #: Everything that involves replication: the protocol, ids, and the replicated streams.
 FULL = (
     "tests.replication",

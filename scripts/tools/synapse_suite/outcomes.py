@@ -23,6 +23,8 @@ from twisted.trial.runner import TestLoader, TrialRunner
 from typing_extensions import override
 
 SUCCESS = "success"
+SKIP = "skip"
+EXPECTED_FAILURE = "todo"
 
 
 class OutcomeReporter(TreeReporter):
@@ -79,12 +81,12 @@ class OutcomeReporter(TreeReporter):
     @override
     def addSkip(self, test: Any, reason: Any) -> None:
         super().addSkip(test, reason)
-        self._record(test, "skip")
+        self._record(test, SKIP)
 
     @override
     def addExpectedFailure(self, test: Any, failure: Any, todo: Any = None) -> None:
         super().addExpectedFailure(test, failure, todo)
-        self._record(test, "todo")
+        self._record(test, EXPECTED_FAILURE)
 
     @override
     def addUnexpectedSuccess(self, test: Any, todo: Any = None) -> None:

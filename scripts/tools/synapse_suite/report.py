@@ -27,10 +27,10 @@ def show(console: Console, version: str, comparisons: Sequence[Comparison]) -> N
     # Widen the console if needed: a truncated table is useless in a log.
     Console(width=max(console.width, 120), file=console.file).print(table)
     for each in comparisons:
-        if not each.stock.successes:
-            console.print(
-                f"{each.name}: no test succeeds on stock; see {each.stock.log}"
-            )
+        if not each.stock.outcomes:
+            console.print(f"{each.name}: no test ran on stock; see {each.stock.log}")
+        for failing in each.stock.failing:
+            console.print(f"fails on stock: {failing}", soft_wrap=True)
         for test in each.lost[:_NAMED]:
             outcome = each.ours.outcomes.get(test, "not finished")
             console.print(
