@@ -13,6 +13,10 @@ import click
 from synapse_replication.cli.common import command
 from synapse_replication.recordings import replay
 from synapse_replication.recordings.reader import read_recording
+from synapse_replication.text import printable
+
+#: The most lines of a table of the summary.
+_MAX_SHOWN = 50
 
 
 @command("replay", "replay recordings/0001.jsonl.gz")
@@ -71,8 +75,10 @@ def describe(report: replay.ReplayReport) -> Iterator[str]:
     if report.unparsable_lines:
         yield ""
         yield f"Unparsable lines: {report.unparsable_lines}"
-        for each in report.unparsable:
-            yield f"  line {each.line_number}: {each.error}"
+        for each in report.unparsable[:_MAX_SHOWN]:
+            yield f"  line {each.line_number}: {printable(each.error)}"
+        if report.unparsable_lines > _MAX_SHOWN:
+            yield f"  and {report.unparsable_lines - _MAX_SHOWN} more"
 
 
 def _table(
@@ -83,7 +89,11 @@ def _table(
         yield f"{title}: none"
         return
     yield f"{title}:"
-    width = max(map(len, counts))
-    for name, count in sorted(counts.items()):
+    shown = sorted(sorted(counts, key=lambda name: -counts[name])[:_MAX_SHOWN])
+    texts = {name: printable(name) for name in shown}
+    width = max(map(len, texts.values()))
+    for name, text in texts.items():
         note = f"  {notes[name]}" if notes else ""
-        yield f"  {name:<{width}} {count:>9}{note}"
+        yield f"  {text:<{width}} {counts[name]:>9}{note}"
+    if len(counts) > len(shown):
+        yield f"  and {len(counts) - len(shown)} more"

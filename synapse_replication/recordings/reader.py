@@ -11,15 +11,17 @@ Files may be compressed with gzip or xz.
 from __future__ import annotations
 
 import gzip
+import io
 import lzma
 import zlib
 from collections.abc import Callable, Iterator
 from importlib.resources import files
 from pathlib import Path
-from typing import IO, Annotated, Final, cast
+from typing import IO, Annotated, Any, Final, cast
 
 import attrs
 import msgspec
+from typing_extensions import override
 
 from synapse_replication.errors import ReplicationError
 
@@ -30,6 +32,12 @@ _XZ_MAGIC: Final = b"\xfd7zXZ\x00"
 #: The maximum length of a line of a recording, in bytes. Redis accepts longer messages,
 #: but replicated rows are far shorter.
 MAX_LINE_BYTES: Final = 2**20
+
+#: The most memory that the decompression of an xz file may take, in bytes. ``xz -9``
+#: declares 65 MiB.
+MAX_XZ_MEMORY: Final = 72 * 2**20
+#: The bytes of a compressed file to read at a time.
+_CHUNK: Final = 64 * 1024
 
 
 class RecordingError(ReplicationError):
@@ -92,8 +100,52 @@ def decompressed(file: IO[bytes]) -> IO[bytes]:
     if start.startswith(_GZIP_MAGIC):
         return cast("IO[bytes]", gzip.open(file))
     if start == _XZ_MAGIC:
-        return cast("IO[bytes]", lzma.open(file))
+        return io.BufferedReader(_XzReader(file))
     return file
+
+
+class _XzReader(io.RawIOBase):
+    """The decompressed content of an xz file, with bounded memory.
+
+    The header of an xz file declares how much memory its decompression takes, up to
+    4 GiB. ``lzma.open`` believes it.
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._decompressor = lzma.LZMADecompressor(memlimit=MAX_XZ_MEMORY)
+
+    @override
+    def readable(self) -> bool:
+        return True
+
+    @override
+    def readinto(self, buffer: Any) -> int:
+        while True:
+            data = b""
+            if self._decompressor.eof:
+                # Another stream may follow, after padding.
+                data = self._decompressor.unused_data.lstrip(b"\0")
+                data = data or self._file.read(_CHUNK).lstrip(b"\0")
+                if not data:
+                    return 0
+                self._decompressor = lzma.LZMADecompressor(memlimit=MAX_XZ_MEMORY)
+            elif self._decompressor.needs_input:
+                data = self._file.read(_CHUNK)
+                if not data:
+                    raise EOFError("its end is missing")
+            try:
+                found = self._decompressor.decompress(data, len(buffer))
+            except lzma.LZMAError as error:
+                if "limit" not in str(error):
+                    raise
+                raise lzma.LZMAError(
+                    "to decompress it takes more than "
+                    f"{MAX_XZ_MEMORY // 2**20} MiB of memory; compress it with xz -6"
+                ) from error
+            if found:
+                buffer[: len(found)] = found
+                return len(found)
 
 
 def read_records(readline: Callable[[int], bytes]) -> Iterator[Record | RecordingError]:

@@ -43,6 +43,10 @@ from synapse_replication.wire.commands import Command, PositionCommand
 
 _Key: TypeAlias = tuple[str, str]
 
+#: The most names of a counter of a report.
+MAX_NAMES = 1000
+#: The name under which all further names are counted.
+OTHER_NAMES = "(other names)"
 #: The number of lines that are processed together, as in one read of a link.
 _CHUNK = 256
 #: A position below every token.
@@ -85,9 +89,22 @@ class Gap:
     up_to: int
 
 
+class NameCounter(Counter[str]):
+    """A counter by names from a recording; those beyond a bound are counted as one."""
+
+    def __setitem__(self, name: str, count: int) -> None:
+        if name not in self and len(self) >= MAX_NAMES:
+            count += self[OTHER_NAMES]
+            name = OTHER_NAMES
+        super().__setitem__(name, count)
+
+
 @attrs.define
 class ReplayReport:
-    """The report on a recording.
+    """The report on a recording, which may come from any source.
+
+    A counter has at most :data:`MAX_NAMES` names; the others are counted as
+    :data:`OTHER_NAMES`.
 
     :ivar lines: the number of commands, including those that cannot be parsed; lines
         that are not records are not included.
@@ -109,20 +126,20 @@ class ReplayReport:
     """
 
     lines: int = 0
-    commands: Counter[str] = attrs.Factory(Counter)
-    rdata_rows: Counter[str] = attrs.Factory(Counter)
-    batches: Counter[str] = attrs.Factory(Counter)
-    rdata_at_or_below_position: Counter[str] = attrs.Factory(Counter)
-    resets: Counter[str] = attrs.Factory(Counter)
+    commands: NameCounter = attrs.Factory(NameCounter)
+    rdata_rows: NameCounter = attrs.Factory(NameCounter)
+    batches: NameCounter = attrs.Factory(NameCounter)
+    rdata_at_or_below_position: NameCounter = attrs.Factory(NameCounter)
+    resets: NameCounter = attrs.Factory(NameCounter)
     last_position: dict[_Key, int] = attrs.Factory(dict)
-    discarded: defaultdict[DiscardReason, Counter[str]] = attrs.Factory(
-        lambda: defaultdict(Counter)
+    discarded: defaultdict[DiscardReason, NameCounter] = attrs.Factory(
+        lambda: defaultdict(NameCounter)
     )
-    extra_fields: Counter[str] = attrs.Factory(Counter)
+    extra_fields: NameCounter = attrs.Factory(NameCounter)
     gaps: list[Gap] = attrs.Factory(list)
     unparsable_lines: int = 0
     unparsable: list[Unparsable] = attrs.Factory(list)
-    failures: Counter[str] = attrs.Factory(Counter)
+    failures: NameCounter = attrs.Factory(NameCounter)
 
     @property
     def is_clean(self) -> bool:

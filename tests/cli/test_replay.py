@@ -41,6 +41,21 @@ class ReplayCommandTests(SynchronousTestCase):
         self.assertEqual(status, 1)
         self.assertIn("line 1: cannot parse POSITION line", output)
 
+    def test_many_names(self) -> None:
+        """Names from a recording are summarised, and printed without control."""
+        lines = [f"RDATA s{number} w {number} []" for number in range(3000)]
+        lines += ["RDATA a\u202eb w 1 []"] * 5 + ["x\x1b[2J 1"] * 5
+        status, output = self.run_on(*lines, as_json=False)
+        self.assertEqual(status, 1)
+        self.assertLess(len(output.splitlines()), 200)
+        self.assertRegex(output, r"\n  and \d+ more\n")
+        self.assertFalse(any(char in output for char in "\x1b\u202e"), output)
+        _, text = self.run_on(*lines, as_json=True)
+        value = json.loads(text)
+        self.assertEqual(sum(map(len, value["discarded"].values())), 1001)
+        self.assertEqual(sum(value["rdata_rows"].values()), 3000)
+        self.assertLess(len(text), 200_000)
+
     def test_no_such_file(self) -> None:
         """A missing file is a usage error."""
         result = CliRunner().invoke(replay_command, [self.mktemp()])

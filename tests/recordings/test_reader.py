@@ -6,6 +6,7 @@ import gzip
 import json
 import lzma
 import random
+import zlib
 from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
@@ -35,6 +36,28 @@ class ReadRecordingTests(SynchronousTestCase):
         self.assertEqual(self.read(GOOD), [PING])
         self.assertEqual(self.read(gzip.compress(GOOD)), [PING])
         self.assertEqual(self.read(lzma.compress(GOOD)), [PING])
+
+    def test_xz_streams(self) -> None:
+        """Several xz streams, padded and of any preset, are read as one file."""
+        parts = [lzma.compress(GOOD, preset=preset) for preset in (0, 6, 9)]
+        records = self.read(b"\0\0\0\0".join(parts) + b"\0" * 8)
+        self.assertEqual([record.number for record in records], [1, 2, 3])
+        truncated = self.read(parts[0] + parts[1][:-5])
+        self.assertEqual(truncated[0], PING)
+        self.assertIn("damaged: its end is missing", str(truncated[-1]))
+
+    def test_xz_dictionary(self) -> None:
+        """A file that declares a huge dictionary is refused before it is allocated."""
+        filters = [{"id": lzma.FILTER_LZMA2, "preset": 0, "dict_size": 1 << 20}]
+        content = bytearray(lzma.compress(GOOD, check=lzma.CHECK_NONE, filters=filters))
+        header = 12
+        end = header + 4 * (content[header] + 1) - 4
+        # The size of the dictionary of LZMA2 is one byte; 38 stands for 2 GiB.
+        content[content.index(b"\x21\x01", header) + 2] = 38
+        checksum = zlib.crc32(bytes(content[header:end]))
+        content[end : end + 4] = checksum.to_bytes(4, "little")
+        (error,) = self.read(bytes(content))
+        self.assertIn("takes more than 72 MiB of memory", str(error))
 
     def test_lines_are_numbered_from_one(self) -> None:
         """Each record has its line number in the file; blank lines are skipped."""
