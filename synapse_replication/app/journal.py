@@ -3,14 +3,17 @@
 Each line is a JSON object: the rows of one token, with their stream, writer and
 token::
 
-    {"stream":"events","writer":"persister1","token":7,"rows":[["ev",...]]}
+    {"stream":"events","writer":"persister1","token":7,"rows":[["ev",...]],"crc":"..."}
 
 A position that advances without rows is recorded as a line without rows. For a stream
 held in memory, a line with an ``epoch`` begins an epoch of the writer; the writer's
 following rows belong to that epoch (see
 :class:`~synapse_replication.handlers.interfaces.EpochSink`)::
 
-    {"stream":"typing","writer":"master","token":0,"rows":[],"epoch":"Vn3x"}
+    {"stream":"typing","writer":"master","token":0,"rows":[],"epoch":"Vn3x","crc":"..."}
+
+``crc`` is the CRC-32 of the line without it, as eight hexadecimal digits. A line
+without one, as version 0.1.0 wrote it, is accepted.
 
 Rows are passed to the operating system before the position advances, so no row at or
 below a recorded position is lost if the process is killed. If the process is killed
@@ -19,7 +22,8 @@ fetched again. Other lines that are damaged are skipped; if a writer's last line
 damaged, its rows are fetched again. Until the damaged lines are removed from the file,
 each start logs their numbers, and the status page is red.
 
-Each process needs a journal of its own. Configure it in the worker's configuration
+Each process needs a journal of its own: the file is locked as long as it is open.
+Configure it in the worker's configuration
 file::
 
     synapse_replication:
@@ -30,19 +34,25 @@ file::
 
 from __future__ import annotations
 
+import fcntl
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 from twisted.logger import Logger
 
 from synapse_replication.durable import open_private
 from synapse_replication.errors import StorageError, StreamConfigurationError
 from synapse_replication.streams.rows import decode_json, encode_json
+from synapse_replication.streams.tokens import MAX_TOKEN, MIN_TOKEN
 
 #: The most numbers of damaged lines that are logged.
 _MAX_SHOWN = 20
+#: What precedes the checksum of a line, and the length from there to the line's end.
+_CHECKSUM = b',"crc":"'
+_CHECKSUM_LENGTH = len(_CHECKSUM) + 8 + len(b'"}\n')
 _log = Logger()
 
 
@@ -58,7 +68,8 @@ class JournalSink:
     :param to_json: ``(stream_name, row) -> value``; returns the JSON value of a typed
         row.
     :raises OSError: if the file cannot be opened.
-    :raises StorageError: if the first line of the file is not a line of a journal.
+    :raises StorageError: if the first line of the file is not a line of a journal, or
+        another process has opened it as its journal.
     """
 
     def __init__(self, path: str | Path, to_json: Callable[[str, Any], Any]) -> None:
@@ -72,6 +83,13 @@ class JournalSink:
             self._file = opened.enter_context(
                 open(path, "ab", buffering=0, opener=open_private)
             )
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise StorageError(
+                    f"{path} is in use as the journal of another process; name "
+                    "another file for this one, or stop the other process"
+                ) from None
             with path.open("rb") as lines:
                 self._size = self._resume(path, lines)
             self._file.truncate(self._size)
@@ -83,7 +101,7 @@ class JournalSink:
             if not line.endswith(b"\n"):
                 break
             try:
-                self._restore(decode_json(line))
+                self._restore(decode_json(_checked(line)))
             except (ValueError, KeyError, TypeError) as error:
                 if number == 1:
                     raise StorageError(
@@ -106,6 +124,8 @@ class JournalSink:
         texts = (*key, entry.get("epoch", ""))
         if type(token) is not int or any(type(text) is not str for text in texts):
             raise TypeError("a field has the wrong type")
+        if not MIN_TOKEN <= token <= MAX_TOKEN:
+            raise ValueError(f"the token {token} does not fit into 64 bits")
         self._positions[key] = token
         if "epoch" in entry:
             self._epochs[key] = entry["epoch"]
@@ -147,7 +167,8 @@ class JournalSink:
         self, stream: str, writer: str, token: int, rows: list[Any], **more: str
     ) -> None:
         entry = {"stream": stream, "writer": writer, "token": token, "rows": rows}
-        line = encode_json({**entry, **more}) + b"\n"
+        text = encode_json({**entry, **more})
+        line = b'%b%b%08x"}\n' % (text[:-1], _CHECKSUM, crc32(text))
         written = 0
         try:
             # One write usually suffices; on a full disk, a write may be partial.
@@ -164,13 +185,28 @@ class JournalSink:
         self._file.close()
 
 
+def _checked(line: bytes) -> bytes:
+    """Return the text of a line without its checksum.
+
+    :raises ValueError: if the checksum is wrong.
+    """
+    begin = len(line) - _CHECKSUM_LENGTH
+    if line[max(begin, 0) :].startswith(_CHECKSUM):
+        text = line[:begin] + b"}"
+        if line[begin + len(_CHECKSUM) :] != b'%08x"}\n' % crc32(text):
+            raise ValueError("the checksum is wrong")
+        return text
+    return line
+
+
 def make_journal(host: Any, config: Mapping[str, Any]) -> JournalSink:
     """Return the journal that ``row_sink`` configures.
 
     :param config: the section's ``config``, whose key ``path`` names the file.
     :raises StreamConfigurationError: if the key is missing or not a string, or the
         file cannot be opened.
-    :raises StorageError: if the first line of the file is not a line of a journal.
+    :raises StorageError: if the first line of the file is not a line of a journal, or
+        another process has opened it as its journal.
     """
     path = config.get("path")
     if not isinstance(path, str):

@@ -40,7 +40,7 @@ from synapse_replication.http.location import InstanceLocation
 from synapse_replication.streams.rows import MAX_BATCH_LENGTH, MAX_VALUES
 from synapse_replication.streams.stream import StreamUpdateResult, UpdateFunction
 from synapse_replication.transport.error_text import explain
-from synapse_replication.wire.extension import MAX_NAME_LENGTH
+from synapse_replication.wire.extension import MAX_NAME_LENGTH, Int64
 
 if TYPE_CHECKING:
     from twisted.web.iweb import IAgent
@@ -77,8 +77,8 @@ _HINTS = {
 
 
 class _Answer(msgspec.Struct):
-    updates: list[tuple[int, Any]]
-    upto_token: int
+    updates: list[tuple[Int64, Any]]
+    upto_token: Int64
     limited: bool
     epoch: Annotated[str, msgspec.Meta(max_length=MAX_NAME_LENGTH)] | None = None
 
@@ -90,7 +90,7 @@ class _Lost(msgspec.Struct):
     """The body of the answer that rows do not exist any more."""
 
     error: str
-    lost_upto: int
+    lost_upto: Int64
 
 
 _decode_lost = msgspec.json.Decoder(_Lost).decode

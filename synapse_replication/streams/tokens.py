@@ -18,7 +18,9 @@ import attrs
 
 from synapse_replication.errors import TokenError
 
-_MAX_ID = 2**63 - 1
+#: The bounds of a token, which is a signed 64-bit integer everywhere.
+MIN_TOKEN = -(2**63)
+MAX_TOKEN = 2**63 - 1
 _NUMBER = re.compile(r"[0-9]{1,19}", re.ASCII)
 
 
@@ -163,7 +165,7 @@ class MultiWriterStreamToken:
 
 
 def _to_id(text: str, number: str) -> int:
-    if not _NUMBER.fullmatch(number) or int(number) > _MAX_ID:
+    if not _NUMBER.fullmatch(number) or int(number) > MAX_TOKEN:
         raise TokenError(
             text, "each number must be a decimal integer of at most 63 bits"
         )

@@ -28,6 +28,7 @@ from synapse_replication.errors import (
     UnparsableLineError,
 )
 from synapse_replication.streams.rows import decode_json, encode_json
+from synapse_replication.streams.tokens import MAX_TOKEN, MIN_TOKEN
 
 #: The longest name of a stream, an instance, a server or a task, in bytes.
 MAX_NAME_LENGTH: Final = 255
@@ -35,8 +36,6 @@ MAX_NAME_LENGTH: Final = 255
 MAX_ID_LENGTH: Final = 4096
 
 _INT64_DIGITS: Final = 19
-_INT64_MAX: Final = 2**63 - 1
-_INT64_MIN: Final = -(2**63)
 
 
 def parse_token(text: str) -> int:
@@ -51,7 +50,7 @@ def parse_token(text: str) -> int:
         raise ValueError("the token is not a decimal number")
     if (
         len(digits) > _INT64_DIGITS
-        or not _INT64_MIN <= (token := int(text)) <= _INT64_MAX
+        or not MIN_TOKEN <= (token := int(text)) <= MAX_TOKEN
     ):
         raise ValueError("the token does not fit in 64 bits")
     return token

@@ -72,6 +72,7 @@ from msgspec.structs import replace
 
 from synapse_replication.errors import ExtensionMessageError, UnknownExtensionError
 from synapse_replication.streams.rows import decode_json, encode_json
+from synapse_replication.streams.tokens import MAX_TOKEN, MIN_TOKEN
 
 #: The part of the channel's name after ``<server_name>/``.
 CHANNEL: Final = "replication_ext"
@@ -92,7 +93,8 @@ MAX_INTERVAL: Final = 3600
 #: The largest number of streams in one message.
 MAX_STREAMS: Final = 500
 
-_Int64: TypeAlias = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+#: A token, or another signed 64-bit integer.
+Int64: TypeAlias = Annotated[int, Meta(ge=MIN_TOKEN, le=MAX_TOKEN)]
 _Text: TypeAlias = Annotated[str, Meta(max_length=MAX_NAME_LENGTH)]
 _Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_LENGTH)]
 _Names: TypeAlias = Annotated[frozenset[_Name], Meta(max_length=MAX_STREAMS)]
@@ -142,8 +144,8 @@ class StreamPosition(Struct, frozen=True, array_like=True):
     :ivar time_ms: when the writer reached the token, in ms since 1970.
     """
 
-    token: _Int64
-    time_ms: _Int64
+    token: Int64
+    time_ms: Int64
 
 
 class Silence(Struct, frozen=True, array_like=True):
@@ -212,9 +214,9 @@ class ExtensionMessage(
     # With a factory, fields are encoded even if they have their defaults.
     where: _Text = field(default_factory=str)
     version: _Text = field(default_factory=str)
-    time_ms: _Int64
+    time_ms: Int64
     positions: Annotated[dict[_Name, StreamPosition], Meta(max_length=MAX_STREAMS)]
-    prev_tokens: Annotated[dict[_Name, _Int64], Meta(max_length=MAX_STREAMS)] = {}
+    prev_tokens: Annotated[dict[_Name, Int64], Meta(max_length=MAX_STREAMS)] = {}
     has_backlog: bool = True
     heartbeat_interval: Annotated[int, Meta(gt=0, le=MAX_INTERVAL)] | None = None
     has_channel: bool = False

@@ -5,7 +5,10 @@ from __future__ import annotations
 import gc
 import json
 import os
+import subprocess
+import sys
 import warnings
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +29,22 @@ class FakeHost:
 class JournalTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.path = Path(self.mktemp())
+        self.journal: JournalSink | None = None
 
     def open(self) -> JournalSink:
-        journal = JournalSink(self.path, FakeHost().row_to_json)
-        self.addCleanup(journal.close)
-        return journal
+        """Open the journal, after it was closed if it was open."""
+        if self.journal is not None:
+            self.journal.close()
+        self.journal = JournalSink(self.path, FakeHost().row_to_json)
+        self.addCleanup(self.journal.close)
+        return self.journal
 
     def entries(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self.path.read_text().splitlines()]
+        """Return the lines, without their checksums."""
+        entries = [json.loads(line) for line in self.path.read_text().splitlines()]
+        for entry in entries:
+            self.assertRegex(entry.pop("crc"), "[0-9a-f]{8}")
+        return entries
 
     def test_one_line_for_each_token(self) -> None:
         """The rows of a token are written on one line, in order."""
@@ -171,6 +182,84 @@ class JournalTests(SynchronousTestCase):
         self.assertIn(f"{self.path} has 3 damaged line(s), which are", lines[0])
         self.assertIn("skipped: 2, 3, 5", lines[0])
         self.assertEqual(self.path.read_text(), text)
+
+    def test_each_bit(self) -> None:
+        """Whichever bit of a journal flips, no other position is resumed from."""
+        journal = self.open()
+        journal.on_rdata("events", "w1", 5, ["a"])
+        journal.on_position("typing", "w2", 2**62)
+        journal.on_rdata("events", "w1", 2**63 - 1, ["b", "\u2615"])
+        whole = self.path.read_bytes()
+        ends = [0]
+        for line in whole.splitlines(keepends=True):
+            ends.append(ends[-1] + len(line))
+        known = [
+            {},
+            {("events", "w1"): 5},
+            {("events", "w1"): 5, ("typing", "w2"): 2**62},
+            {("events", "w1"): 2**63 - 1, ("typing", "w2"): 2**62},
+        ]
+        counts = Counter[str]()
+        for bit in range(8 * len(whole)):
+            damaged = bytearray(whole)
+            damaged[bit // 8] ^= 1 << bit % 8
+            self.path.write_bytes(damaged)
+            try:
+                again = self.open()
+            except StorageError as error:
+                self.assertIn(f"{self.path}:1 is not a line", str(error))
+                counts["refused"] += 1
+                continue
+            found = again.saved_positions()
+            if again.damage:
+                counts["red"] += 1
+                left_out = {("typing", "w2"): 2**62, ("events", "w1"): 5}
+                self.assertIn(found, [*known, left_out, {("events", "w1"): 2**63 - 1}])
+            else:
+                # A name of the checksum's key, or the end of the last line.
+                counts["right"] += 1
+                self.assertIn(found, known[2:])
+        self.assertEqual(counts.total(), 8 * len(whole))
+        self.assertLess(counts["right"], counts["red"] / 5, counts)
+
+    def test_truncated_anywhere(self) -> None:
+        """A journal that was cut off at any byte resumes from its complete lines."""
+        journal = self.open()
+        for token in (5, 7, 9):
+            journal.on_rdata("events", "w1", token, ["a"])
+        whole = self.path.read_bytes()
+        for end in range(len(whole)):
+            self.path.write_bytes(whole[:end])
+            count = whole[:end].count(b"\n")
+            expected = {("events", "w1"): 3 + 2 * count} if count else {}
+            self.assertEqual(self.open().saved_positions(), expected)
+
+    def test_two_processes(self) -> None:
+        """A journal that another process has open is refused."""
+        program = (
+            "import sys; from synapse_replication.app.journal import JournalSink\n"
+            "kept = JournalSink(sys.argv[1], print); print('open', flush=True); input()"
+        )
+        command = [sys.executable, "-c", program, str(self.path)]
+        with subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        ) as other:
+            assert other.stdout is not None
+            self.assertEqual(other.stdout.readline(), b"open\n")
+            with self.assertRaisesRegex(StorageError, "the journal of another process"):
+                self.open()
+            other.kill()
+        # The lock ends with its process.
+        self.open()
+
+    def test_tokens_beyond_64_bits(self) -> None:
+        """A token that no database can store is damage."""
+        good = '{"stream":"s","writer":"w","token":7,"rows":[]}\n'
+        for token in (2**63, -(2**63) - 1, 10**30):
+            self.path.write_text(good + good.replace("7", str(token)))
+            journal = self.open()
+            self.assertEqual(journal.saved_positions(), {("s", "w"): 7})
+            self.assertIn("skipped: 2", journal.damage.replace("which are ", ""))
 
     def test_other_file_is_refused(self) -> None:
         """A file whose first line is not of a journal is refused, and closed."""

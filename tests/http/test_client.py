@@ -269,6 +269,8 @@ class HttpCatchUpClientTests(SynchronousTestCase):
             b"[]",
             b'{"updates": [["x", 1]], "upto_token": 1, "limited": false}',
             b'{"updates": []}',
+            b'{"updates": [[%d, 1]], "upto_token": 9, "limited": false}' % (2**63),
+            b'{"updates": [], "upto_token": %d, "limited": false}' % (2**63),
             b"\xff",
             b'{"updates": [[1, ' + b"[" * 5000 + b"]" * 5000 + b"]]}",
         ):
