@@ -1,4 +1,4 @@
-"""Reads of many rows, divided into tasks for Spark's executors."""
+"""Reads of rows, divided into the tasks of Spark's executors."""
 
 from __future__ import annotations
 
@@ -17,8 +17,12 @@ _logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
-#: The number of tasks that read files, unless these are very large.
+#: The maximum number of tasks that read files, and the minimum number for several.
 _TASKS: Final = 64
+_FEW_TASKS: Final = 2
+
+#: The size of files in bytes for which a separate task pays off.
+_TASK_BYTES: Final = 2 * 2**20
 
 #: Spark's message if a worker takes more than 10 s to start. That limit cannot be
 #: configured.
@@ -58,11 +62,6 @@ class Scan:
         """
         read = self.read
         return Scan(schema, self.tasks, lambda task: work(read(task)), self.ids)
-
-    def batches(self) -> Batches:
-        """Read all tasks in this process, one after the other."""
-        for task in self.tasks:
-            yield from self.read(task)
 
     def frame(self, session: SparkSession) -> DataFrame:
         """Return a frame; each query of the frame runs the tasks on executors."""
@@ -165,10 +164,13 @@ def table_frame(session: SparkSession, table: pa.Table) -> DataFrame:
     return session.createDataFrame(table, from_arrow_schema(table.schema))
 
 
-def grouped(items: Sequence[Any]) -> list[Sequence[Any]]:
-    """Divide items among tasks, adjacent items among different ones.
+def grouped(items: Sequence[_T], size: Callable[[_T], int]) -> list[Sequence[_T]]:
+    """Divide files among tasks, adjacent files among different ones.
 
     Adjacent files have similar sizes.
+
+    :param size: returns the size of a file in bytes. Small files share a task.
     """
-    count = min(len(items), _TASKS)
+    total = sum(map(size, items))
+    count = min(len(items), _TASKS, max(_FEW_TASKS, total // _TASK_BYTES))
     return [items[number::count] for number in range(count)]

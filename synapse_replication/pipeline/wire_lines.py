@@ -75,7 +75,12 @@ def scan_recordings(paths: Iterable[str | os.PathLike[str]]) -> Scan:
     size = sum(
         file.size * (_COMPRESSION if file.is_compressed else 1) for file in files
     )
-    return Scan(WIRE_SCHEMA, grouped(files), _read_files, size // _LINE_BYTES)
+    return Scan(
+        WIRE_SCHEMA,
+        grouped(files, lambda file: file.size),
+        _read_files,
+        size // _LINE_BYTES,
+    )
 
 
 # -- on the driver -----------------------------------------------------------------

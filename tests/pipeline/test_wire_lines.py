@@ -19,6 +19,7 @@ from synapse_replication.cli.follow import parse_line, print_as_json
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.schemas import WIRE_SCHEMA
 from synapse_replication.pipeline.wire_lines import scan_recordings
+from tests.pipeline.scans import read_here
 from tests.pipeline.shared_session import shared_session
 from tests.support.recordings import FULL_RECORDING
 
@@ -46,7 +47,7 @@ class ReadRecordingsTests(SynchronousTestCase):
         return path
 
     def read(self, *paths: Path) -> list[Any]:
-        batches = scan_recordings(paths).batches()
+        batches = read_here(scan_recordings(paths))
         table = pa.Table.from_batches(batches, WIRE_SCHEMA)
         rows = [SimpleNamespace(**row) for row in table.to_pylist()]
         return sorted(rows, key=lambda row: (row.recording, row.line_number))
@@ -102,7 +103,7 @@ class ReadRecordingsTests(SynchronousTestCase):
         with path.open("ab") as file:
             file.write(entry("PING 3")[-9:] + entry("PING 4"))
 
-        (batch,) = scan.batches()
+        (batch,) = read_here(scan)
 
         found = [(row["line_number"], row["line"]) for row in batch.to_pylist()]
         self.assertEqual(found, [(1, "PING 1"), (3, "PING 3")])

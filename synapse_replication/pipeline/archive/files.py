@@ -335,7 +335,7 @@ def find_damage(
 
     if not files:
         return []
-    found = run_tasks(check, grouped(files), spark())
+    found = run_tasks(check, grouped(files, lambda file: file.size), spark())
     return [each for damaged in found for each in damaged]
 
 

@@ -246,7 +246,8 @@ class Snapshot:
                 for batch in dataset.to_batches(filter=condition, batch_readahead=2):
                     yield convert(file, batch) if convert else batch
 
-        return Scan(result, grouped(files), read, sum(file.row_count for file in files))
+        tasks = grouped(files, lambda file: file.size)
+        return Scan(result, tasks, read, sum(file.row_count for file in files))
 
 
 def open_snapshot(archive: str | os.PathLike[str]) -> Snapshot:

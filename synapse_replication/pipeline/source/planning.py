@@ -44,6 +44,9 @@ from synapse_replication.storage.id_streams import exists
 #: The number of ids for which a separate task pays off.
 IDS_PER_TASK = 250_000
 
+#: The typical size of a row with its content, in bytes.
+_ROW_BYTES = 500
+
 #: The maximum number of tasks, unless the option ``numPartitions`` is set: that of 10
 #: billion ids. It bounds the plan in the driver. It is approximate, because dividing
 #: several parts may add one task for each of them.
@@ -280,7 +283,9 @@ def scan_ids(
         for low, high in _runs(ids[part.stream.name])
         if part.low < high and low <= part.high
     ]
-    return attrs.evolve(scan, tasks=grouped(pieces))
+    return attrs.evolve(
+        scan, tasks=grouped(pieces, lambda piece: piece.size * _ROW_BYTES)
+    )
 
 
 def _runs(ids: Iterable[int]) -> list[tuple[int, int]]:

@@ -237,21 +237,6 @@ def spark_job(
     return SparkJob(app_name, master, progress)
 
 
-@contextlib.contextmanager
-def lazy_session(
-    app_name: str, steps: int, *, master: str | None
-) -> Iterator[tuple[JobProgress, Callable[[], SparkSession]]]:
-    """Yield a job's display, and a function that returns its session.
-
-    :param steps: the number of the job's own steps.
-    """
-    with (
-        JobProgress(sys.stderr, steps) as progress,
-        spark_job(app_name, master=master, progress=progress) as spark,
-    ):
-        yield progress, spark
-
-
 def _settings() -> dict[str, str]:
     """Return the settings of ``settings.csv``."""
     folder = Path(__file__).parent

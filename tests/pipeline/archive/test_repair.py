@@ -34,6 +34,7 @@ from synapse_replication.pipeline.scan import Spark
 from synapse_replication.pipeline.settings import PipelineSettings
 from synapse_replication.testing.servers import shared_postgres
 from tests.pipeline.archives import TODAY, keys_of, open_table, purge
+from tests.pipeline.scans import read_here
 from tests.pipeline.shared_session import shared_session
 from tests.support.archive_database import add_rows, make_tables, read_keys
 from tests.support.object_store import use_server
@@ -137,7 +138,7 @@ class RepairTests(SynchronousTestCase):
             self.assertEqual(
                 sum(
                     batch.num_rows
-                    for batch in snapshot.typed_rows("receipts").batches()
+                    for batch in read_here(snapshot.typed_rows("receipts"))
                 ),
                 ROUNDS * 30 - damaged.file.row_count,
             )

@@ -11,6 +11,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from synapse_replication.pipeline.archive.files import ArchivedFile
 from synapse_replication.pipeline.archive.snapshot import bounds_of, open_snapshot
 from tests.pipeline.archives import add_rows_to, make_archive, receipts
+from tests.pipeline.scans import read_here
 from tests.pipeline.shared_session import shared_session
 
 
@@ -27,7 +28,7 @@ class SnapshotTests(SynchronousTestCase):
         a stream lacks is null.
         """
         scan = open_snapshot(self.folder).rows("stream_id", "user_id", "day")
-        here = pa.Table.from_batches(scan.batches(), scan.schema).to_pylist()
+        here = pa.Table.from_batches(read_here(scan), scan.schema).to_pylist()
         there = scan.frame(shared_session()).collect()
         self.assertEqual(
             sorted((row["stream"], row["stream_id"], row["user_id"]) for row in here),
@@ -53,14 +54,14 @@ class SnapshotTests(SynchronousTestCase):
             (archive.rows("stream_id", "keys"), ["[@a, null]", "[]", None]),
             (archive.typed_rows("caches"), values),
         ):
-            table = pa.Table.from_batches(scan.batches(), scan.schema)
+            table = pa.Table.from_batches(read_here(scan), scan.schema)
             self.assertEqual(table.column("keys").to_pylist()[:3], found)
 
     def test_json_rows(self) -> None:
         """Rows as on the wire are read by their tokens, from the files with these."""
         ids = {"receipts": {2, 3, 4, 10**6}}
         scan = open_snapshot(self.folder).json_rows(ids, ids)
-        rows = pa.Table.from_batches(scan.batches(), scan.schema).to_pylist()
+        rows = pa.Table.from_batches(read_here(scan), scan.schema).to_pylist()
         self.assertEqual(sorted(row["stream_id"] for row in rows), [2, 3, 4])
         self.assertIn('["!room","m.read","@user2"', rows[0]["row"] + rows[1]["row"])
 

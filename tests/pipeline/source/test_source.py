@@ -15,6 +15,7 @@ from synapse_replication.pipeline.settings import PipelineSettings
 from synapse_replication.pipeline.source.planning import scan_rows
 from synapse_replication.pipeline.spark.session import spark_errors_shortened
 from tests.pipeline.extracts import by_writer, extract_dsn, read, server
+from tests.pipeline.scans import read_here
 from tests.pipeline.shared_session import shared_session
 from tests.storage.synapse_extract import ON_THE_WIRE
 
@@ -81,7 +82,7 @@ class SourceTests(SynchronousTestCase):
         settings = PipelineSettings.of_dsn(extract_dsn())
         columns = ("stream_id", "row", "room_id")
         scan = scan_rows(settings, *columns, numPartitions="3")
-        here = pa.Table.from_batches(scan.batches(), scan.schema).to_pylist()
+        here = pa.Table.from_batches(read_here(scan), scan.schema).to_pylist()
         there = scan.frame(shared_session()).collect()
         rows = read(extract_dsn()).select("stream", "stream_id", "row").collect()
         keys = sorted(tuple(row.values()) for row in here if row.pop("room_id") or True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pwd
+import signal
 import socket
 import subprocess
 import sys
@@ -287,3 +288,21 @@ class JobTests(SynchronousTestCase):
         )
         self.assertIn("SparkListenerApplicationEnd", events)
         self.assertEqual([path.name for path in folder.iterdir()], ["log"])
+
+    def test_class_archive(self) -> None:
+        """
+        The first job makes an archive of classes at its end, and the second one uses
+        it. That one's Java is killed, and leaves no file.
+        """
+        folder = Path(self.mktemp()).absolute()
+        (folder / "tmp").mkdir(parents=True)
+        environ = {"XDG_CACHE_HOME": str(folder / "cache"), "TMPDIR": f"{folder}/tmp"}
+        self.patch(os, "environ", {**os.environ, **environ})
+        first, second = self.run_job(""), self.run_job("")
+        (archive,) = (folder / "cache" / "synapse-replication").iterdir()
+        self.assertEqual(first["status"], 0)
+        self.assertEqual(second["status"], -signal.SIGKILL)
+        options = first["options"], second["options"]
+        self.assertIn("-XX:ArchiveClassesAtExit=", str(options[0]))
+        self.assertIn(f"-XX:SharedArchiveFile={archive}", str(options[1]))
+        self.assertEqual(list((folder / "tmp").iterdir()), [])
