@@ -55,7 +55,7 @@ def make_service(instance_name: str) -> api.Replication:
     replication = api.Replication(reactor, options, PrintingSink())
 
     async def write() -> None:
-        orders, cursors = replication["orders"], replication["cursors"]
+        orders, cursors = replication[ORDERS], replication[CURSORS]
         row = orders.description.codec.row_type
         await orders.write([row(order_id="o1", note=None)])
         cursors.write([CursorRow("d1", cursors.current_token("writer"))])

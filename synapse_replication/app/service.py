@@ -16,7 +16,7 @@ import secrets
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import attrs
 from prometheus_client import CollectorRegistry
@@ -77,6 +77,9 @@ if TYPE_CHECKING:
     from twisted.web.resource import Resource
 
     from synapse_replication.app.tracing_export import SpanExport
+    from synapse_replication.storage.postgres_stream import PostgresStream
+    from synapse_replication.streams.memory import InMemory, MemoryStream
+    from synapse_replication.streams.table import TableStream
 
 #: The most time that each step of a stop may take, in s.
 DRAIN_TIMEOUT = 10.0
@@ -246,12 +249,24 @@ class Replication(Service):
 
     # -- for the service's own code ---------------------------------------------------
 
-    def __getitem__(self, stream_name: str) -> Any:
+    @overload
+    def __getitem__(self, stream: TableStream) -> PostgresStream: ...
+
+    @overload
+    def __getitem__(self, stream: InMemory) -> MemoryStream: ...
+
+    @overload
+    def __getitem__(self, stream: str) -> Any: ...
+
+    def __getitem__(self, stream: str | TableStream | InMemory) -> Any:
         """Return a stream; the streams exist when :attr:`started` has fired.
 
+        :param stream: its declaration, from which type checkers know the type of the
+            stream; or its name.
         :raises KeyError: if there is no such stream.
         """
-        return self.host.streams.get_streams()[stream_name]
+        name = stream if isinstance(stream, str) else stream.name
+        return self.host.streams.get_streams()[name]
 
     @property
     def database(self) -> Database:
