@@ -56,7 +56,7 @@ class InvalidValueError(ValueError):
         self.hint = hint
 
 
-@attrs.frozen
+@attrs.frozen(eq=False)
 class Option:
     """What the metadata of an attribute declares about an option.
 
@@ -144,7 +144,7 @@ def declared_option(attribute: attrs.Attribute[Any]) -> Option | None:
     return found
 
 
-@attrs.frozen
+@attrs.frozen(eq=False)
 class Leaf:
     """An option that is no group, and where it lies in the tree of options.
 

@@ -62,7 +62,7 @@ class FactorySection(StrictSection):
     config: dict[str, Any] = attrs.field(factory=dict, metadata=option())
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, eq=False)
 class ProcessConfig(ReplicationOptions):
     """The configuration of one process: its options, and what only files can set.
 

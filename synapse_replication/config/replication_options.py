@@ -49,7 +49,7 @@ _Types: TypeAlias = type | tuple[type, ...]
 _DATABASE_HINT = 'pass libpq\'s parameters, for instance {"dbname": "shop"}'
 
 
-@attrs.frozen
+@attrs.frozen(eq=False)
 class Finding:
     """A reason why options cannot be used.
 
@@ -115,7 +115,7 @@ def _to_database(value: Any) -> DatabaseConfig | None:
     return DatabaseConfig({"dsn": value} if isinstance(value, str) else value)
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, eq=False)
 class ReplicationOptions(SharedOptions):
     """The options of one process.
 

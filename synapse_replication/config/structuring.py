@@ -58,7 +58,7 @@ class StrictSection(Section):
     """A section of this package: an unknown key is an error."""
 
 
-@attrs.frozen
+@attrs.frozen(eq=False)
 class _InvalidPart:
     """A part of a value that is invalid, and what is wrong with it.
 

@@ -69,7 +69,7 @@ def hint_for(word: str, known: Collection[str], otherwise: str = "") -> str:
     return otherwise or f"write one of {', '.join(known)}"
 
 
-@attrs.frozen
+@attrs.frozen(eq=False)
 class MergedFiles:
     """The merged content of the files.
 

@@ -107,7 +107,8 @@ class HintsTests(SynchronousTestCase):
                 "synapse_replication.log_level: write one of debug, info, warn, error, "
                 "critical",
                 "synapse_replication.tracing.endpoint: write the URL of a collector, "
-                "for instance http://localhost:4318",
+                "for instance http://localhost:4318, or the URL of a file, for "
+                "instance file:///var/log/spans.jsonl, or console",
                 "synapse_replication.tracing.service_name: write at least one "
                 "character",
             ],
