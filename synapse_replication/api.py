@@ -118,6 +118,7 @@ from synapse_replication.streams.memory import (
     MemoryStream as MemoryStream,
 )
 from synapse_replication.streams.rows import (
+    AttrsRowCodec as AttrsRowCodec,
     RawRowCodec as RawRowCodec,
     RowCodec as RowCodec,
 )

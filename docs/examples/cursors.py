@@ -5,7 +5,7 @@ from typing import Any
 import attrs
 
 from synapse_replication.streams.memory import MemoryStream
-from synapse_replication.streams.rows import RowCodec
+from synapse_replication.streams.rows import AttrsRowCodec
 from synapse_replication.streams.stream import StreamDescription
 
 
@@ -17,7 +17,7 @@ class CursorRow:
 
 CURSORS = StreamDescription(
     name="cursors",
-    codec=RowCodec("cursors", CursorRow),
+    codec=AttrsRowCodec("cursors", CursorRow),
     held_in_memory=True,
     resettable=True,  # tokens start at 0 again when the writer restarts
 )

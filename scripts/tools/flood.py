@@ -41,7 +41,7 @@ from synapse_replication.handlers.observer import ReplicationObserver, handles
 from synapse_replication.handlers.sending.streamer import ReplicationStreamer
 from synapse_replication.redis.link import RedisReplicationLink
 from synapse_replication.redis.options import RedisOptions
-from synapse_replication.streams.rows import RowCodec
+from synapse_replication.streams.rows import AttrsRowCodec
 from synapse_replication.streams.stream import (
     JsonValue,
     Stream,
@@ -111,7 +111,7 @@ class GeneratedStream:
     """A stream that generates its rows on request, one per token."""
 
     def __init__(self, name: str) -> None:
-        self.description = StreamDescription(name, RowCodec(name, Row))
+        self.description = StreamDescription(name, AttrsRowCodec(name, Row))
         self.position = 0
         self.local_token = 0
         #: The number in the row of token 0; it grows by ``step`` with each token.

@@ -24,7 +24,7 @@ from weakref import WeakValueDictionary
 from synapse_replication.dropin.settings import own_settings
 from synapse_replication.errors import RowDecodeError
 from synapse_replication.storage.id_generators import MultiWriterIdGenerator
-from synapse_replication.streams.rows import DecodedRows, RowCodec, decode_json
+from synapse_replication.streams.rows import DecodedRows, RawRowCodec, decode_json
 from synapse_replication.streams.standard.registry import (
     MAIN_INSTANCE,
     STANDARD_STREAMS,
@@ -51,12 +51,15 @@ generators: WeakValueDictionary[tuple[str, str], MultiWriterIdGenerator] = (
 )
 
 
-class HostRowCodec(RowCodec[Any]):
-    """Converts between JSON text and the host's own row classes."""
+class HostRowCodec(RawRowCodec):
+    """Decodes JSON text to the host's own row classes.
+
+    The host supplies the rows to send as JSON values.
+    """
 
     def __init__(self, stream_name: str, parse_row: Callable[[Any], Any]) -> None:
-        self.stream_name = stream_name
-        self._parse_row = parse_row
+        super().__init__(stream_name)
+        self.row_type = parse_row
 
     def decode(self, texts: Sequence[bytes | str]) -> DecodedRows[Any]:
         """Decode rows that arrived together.
@@ -66,7 +69,7 @@ class HostRowCodec(RowCodec[Any]):
         rows = []
         for index, text in enumerate(texts):
             try:
-                rows.append(self._parse_row(decode_json(text)))
+                rows.append(self.row_type(decode_json(text)))
             except Exception as error:
                 # The host's own class may raise anything for an invalid row.
                 raise RowDecodeError(self.stream_name, index, repr(error)) from error
@@ -78,13 +81,9 @@ class HostRowCodec(RowCodec[Any]):
         :raises RowDecodeError: if ``value`` is not a row of this stream.
         """
         try:
-            return self._parse_row(value)
+            return self.row_type(value)
         except Exception as error:
             raise RowDecodeError(self.stream_name, 0, repr(error)) from error
-
-    def to_json(self, row: Any) -> Any:
-        """Return ``row``: the host supplies the rows to send as JSON values."""
-        return row
 
 
 class HostStream:

@@ -44,7 +44,7 @@ from synapse_replication.streams.rows import (
     MAX_BATCH_LENGTH,
     MAX_VALUES,
     VALUES_PER_ROW,
-    RowCodec,
+    AttrsRowCodec,
     count_values,
 )
 from synapse_replication.streams.stream import (
@@ -81,7 +81,7 @@ class InMemory:
     description: StreamDescription = attrs.field(init=False, eq=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
-        codec = RowCodec(self.name, self.row_type)
+        codec = AttrsRowCodec(self.name, self.row_type)
         description = StreamDescription(
             self.name, codec, resettable=True, held_in_memory=True
         )

@@ -1,12 +1,12 @@
 """Typed rows: from JSON text to slotted attrs classes and back.
 
 Theory of operation: a row on the wire is a JSON array whose elements are the fields of
-an attrs class, in order. :class:`RowCodec` creates one decoder per class, for the tuple
-of the fields' types, so that text is parsed and validated in one pass in C. The row is
-then made from the values by the class that :func:`fast_class` returns. If a row does
-not match, which is rare, the rows are decoded again without types. In this second pass,
-additional fields of a newer peer's row are dropped, and the row is counted. Missing
-last fields receive their defaults. A row that still does not match is invalid.
+an attrs class, in order. :class:`AttrsRowCodec` creates one decoder per class, for the
+tuple of the fields' types, so that text is parsed and validated in one pass in C. The
+row is then made from the values by the class that :func:`fast_class` returns. If a row
+does not match, which is rare, the rows are decoded again without types. In this second
+pass, additional fields of a newer peer's row are dropped, and the row is counted.
+Missing last fields receive their defaults. A row that still does not match is invalid.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from __future__ import annotations
 import math
 import operator
 import typing
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import attrs
 import msgspec
@@ -207,78 +208,88 @@ _MORE_THAN_ASSIGNING = (
 )
 
 
-class RowCodec(Generic[RowT]):
-    """Encoder and decoder of a stream's typed rows.
+class RowCodec(Protocol[RowT]):
+    """Encoder and decoder of a stream's typed rows."""
 
-    :param stream_name: the stream, for error messages.
-    :param row_type: an attrs class whose fields are the elements of the array. Fields
-        with a default may be missing at the end of the array.
-    """
-
-    def __init__(self, stream_name: str, row_type: type[RowT]) -> None:
-        self.stream_name = stream_name
-        self.row_type: Callable[..., RowT] = row_type
-        hints = typing.get_type_hints(row_type)
-        fields = attrs.fields(row_type)  # type: ignore[arg-type]
-        # In older attrs, classes made by make_class have no annotations.
-        types = tuple(hints.get(field.name, field.type) for field in fields)
-        self.types = tuple.__class_getitem__(types)
-        self.fast_class: Callable[..., RowT] = fast_class(row_type)
-        self._names = [field.name for field in fields]
-        self._field_types = types
-        self.fields_of = _fields_getter(self._names)
-        self._most = len(types)
-        self._least = sum(field.default is attrs.NOTHING for field in fields)
-        self._decode: Callable[[bytes | str], Any] = msgspec.json.Decoder(
-            self.types
-        ).decode
-        self._by_length = {
-            n: tuple.__class_getitem__(types[:n])
-            for n in range(self._least, self._most + 1)
-        }
+    @property
+    def row_type(self) -> Callable[..., RowT]:
+        """What makes a row from its fields."""
 
     def decode(self, texts: Sequence[bytes | str]) -> DecodedRows[RowT]:
         """Decode several rows.
 
         :raises RowDecodeError: if one of them is not a row of this stream.
         """
-        row_type, fast, decode = self.row_type, self.fast_class, self._decode
-        rows = []
-        try:
-            if fast is row_type:
-                return DecodedRows([row_type(*decode(text)) for text in texts])
-            for text in texts:
-                row = fast(*decode(text))
-                row.__class__ = row_type  # type: ignore[assignment]
-                rows.append(row)
-        except Exception:  # noqa: BLE001 -- a row type's validators may raise anything
-            return self._decode_carefully(texts)
-        return DecodedRows(rows)
 
-    def _decode_carefully(self, texts: Sequence[bytes | str]) -> DecodedRows[RowT]:
+    def from_json(self, value: Any) -> RowT:
+        """Return the row for a JSON value, for instance one fetched in a catch-up.
+
+        :raises RowDecodeError: if the value is not a row of this stream.
+        """
+
+    def to_json(self, row: RowT) -> Any:
+        """Return the JSON value of a row."""
+
+    def encode(self, row: RowT) -> bytes:
+        """Return the JSON text of a row.
+
+        :raises LocalProtocolError: if the row cannot be encoded as JSON.
+        """
+
+    def encode_new(self, row: RowT) -> bytes:
+        """Return the JSON text of a row that is about to be written.
+
+        :raises LocalProtocolError: if the row cannot be encoded as JSON, or is longer
+            than :data:`MAX_ROW_LENGTH`, or if readers would receive another value.
+        """
+
+
+class CheckedRowCodec(ABC, Generic[RowT]):
+    """Base class of codecs, which reports what is wrong with a row.
+
+    :param stream_name: the stream, for error messages.
+    :param row_type: makes a row from its fields; usually the class of the rows.
+    """
+
+    def __init__(self, stream_name: str, row_type: Callable[..., RowT]) -> None:
+        self.stream_name = stream_name
+        self.row_type = row_type
+
+    @abstractmethod
+    def to_json(self, row: RowT) -> Any:
+        """Return the JSON value of a row."""
+
+    @abstractmethod
+    def parse(self, value: Any) -> tuple[RowT, bool]:
+        """Return the row for a JSON value, and whether it has unknown fields.
+
+        It may raise anything if the value is not a row of this stream.
+        """
+
+    @abstractmethod
+    def _encode(self, row: RowT) -> bytes:
+        """Return the JSON text of a row.
+
+        :raises ValueError: if the row cannot be encoded as JSON.
+        :raises AttributeError: if it is no row of this stream.
+        """
+
+    def decode(self, texts: Sequence[bytes | str]) -> DecodedRows[RowT]:
+        """Decode several rows.
+
+        :raises RowDecodeError: if one of them is not a row of this stream.
+        """
         rows = []
         extra = 0
         for index, text in enumerate(texts):
             try:
                 value = decode_json(text)
-                row, more = self._from_json(value)
-            except Exception as error:  # noqa: BLE001 -- see above
+                row, more = self.parse(value)
+            except Exception as error:  # noqa: BLE001 -- a row type's validators may raise anything
                 raise self._error(index, error) from None
             rows.append(row)
             extra += more
         return DecodedRows(rows, extra)
-
-    def _from_json(self, value: Any) -> tuple[RowT, bool]:
-        if not isinstance(value, list):
-            raise ValueError("a row must be a JSON array")
-        known = value[: self._most]
-        if len(known) < self._least:
-            raise ValueError(
-                f"a row must have at least {self._least} fields, but this one has "
-                f"{len(known)}"
-            )
-        fields = msgspec.convert(known, self._by_length[len(known)])
-        return self.row_type(*fields), len(value) > self._most
 
     def from_json(self, value: Any) -> RowT:
         """Return the row for a JSON value, for instance one fetched in a catch-up.
@@ -286,17 +297,13 @@ class RowCodec(Generic[RowT]):
         :raises RowDecodeError: if the value is not a row of this stream.
         """
         try:
-            return self._from_json(value)[0]
+            return self.parse(value)[0]
         except Exception as error:  # noqa: BLE001 -- see decode()
             raise self._error(0, error) from None
 
     def _error(self, index: int, error: Exception) -> RowDecodeError:
         reason = str(error) or type(error).__name__
         return RowDecodeError(self.stream_name, index, reason)
-
-    def to_json(self, row: RowT) -> Any:
-        """Return the JSON value of a row."""
-        return list(self.fields_of(row))
 
     def encode(self, row: RowT) -> bytes:
         """Return the JSON text of a row.
@@ -335,6 +342,90 @@ class RowCodec(Generic[RowT]):
             )
         self._check_round_trip(row, text)
         return text
+
+    def _unencodable_fields(self, row: RowT) -> str:
+        """Name the fields that cannot be encoded, as the beginning of a message."""
+        return ""
+
+    def _check_round_trip(self, row: RowT, text: bytes) -> None:
+        """Check that readers receive the same row.
+
+        :raises LocalProtocolError: if they would not.
+        """
+        try:
+            if self.decode([text]).rows == [row]:
+                return
+            reason = "readers would receive another value"
+        except RowDecodeError as error:
+            reason = f"readers would reject it: {error.reason}"
+        raise LocalProtocolError(
+            f"a row of {self.stream_name} cannot be written: {reason}"
+        )
+
+
+class AttrsRowCodec(CheckedRowCodec[RowT]):
+    """Codec of rows that are arrays of the fields of a class.
+
+    :param stream_name: the stream, for error messages.
+    :param row_type: an attrs class whose fields are the elements of the array. Fields
+        with a default may be missing at the end of the array.
+    """
+
+    def __init__(self, stream_name: str, row_type: type[RowT]) -> None:
+        super().__init__(stream_name, row_type)
+        hints = typing.get_type_hints(row_type)
+        fields = attrs.fields(row_type)  # type: ignore[arg-type]
+        # In older attrs, classes made by make_class have no annotations.
+        types = tuple(hints.get(field.name, field.type) for field in fields)
+        self.types = tuple.__class_getitem__(types)
+        self.fast_class: Callable[..., RowT] = fast_class(row_type)
+        self._names = [field.name for field in fields]
+        self._field_types = types
+        self.fields_of = _fields_getter(self._names)
+        self._most = len(types)
+        self._least = sum(field.default is attrs.NOTHING for field in fields)
+        self._decode: Callable[[bytes | str], Any] = msgspec.json.Decoder(
+            self.types
+        ).decode
+        self._by_length = {
+            n: tuple.__class_getitem__(types[:n])
+            for n in range(self._least, self._most + 1)
+        }
+
+    def decode(self, texts: Sequence[bytes | str]) -> DecodedRows[RowT]:
+        """Decode several rows.
+
+        :raises RowDecodeError: if one of them is not a row of this stream.
+        """
+        row_type, fast, decode = self.row_type, self.fast_class, self._decode
+        rows = []
+        try:
+            if fast is row_type:
+                return DecodedRows([row_type(*decode(text)) for text in texts])
+            for text in texts:
+                row = fast(*decode(text))
+                row.__class__ = row_type  # type: ignore[assignment]
+                rows.append(row)
+        except Exception:  # noqa: BLE001 -- a row type's validators may raise anything
+            return super().decode(texts)
+        return DecodedRows(rows)
+
+    def parse(self, value: Any) -> tuple[RowT, bool]:
+        """Return the row for a JSON value, and whether it has unknown fields."""
+        if not isinstance(value, list):
+            raise ValueError("a row must be a JSON array")
+        known = value[: self._most]
+        if len(known) < self._least:
+            raise ValueError(
+                f"a row must have at least {self._least} fields, but this one has "
+                f"{len(known)}"
+            )
+        fields = msgspec.convert(known, self._by_length[len(known)])
+        return self.row_type(*fields), len(value) > self._most
+
+    def to_json(self, row: RowT) -> Any:
+        """Return the JSON value of a row."""
+        return list(self.fields_of(row))
 
     def _unencodable_fields(self, row: RowT) -> str:
         """Name the fields that cannot be encoded, as the beginning of a message."""
@@ -394,11 +485,11 @@ def _fields_getter(names: Sequence[str]) -> Callable[[Any], tuple[Any, ...]]:
     return lambda row: tuple(getattr(row, name) for name in names)
 
 
-class RawRowCodec(RowCodec[Any]):
+class RawRowCodec(CheckedRowCodec[Any]):
     """Codec of untyped rows: the row is the JSON value itself."""
 
     def __init__(self, stream_name: str) -> None:
-        self.stream_name = stream_name
+        super().__init__(stream_name, self.to_json)
 
     def decode(self, texts: Sequence[bytes | str]) -> DecodedRows[Any]:
         """Decode several rows.
@@ -413,16 +504,9 @@ class RawRowCodec(RowCodec[Any]):
                 raise RowDecodeError(self.stream_name, index, str(error)) from None
         return DecodedRows(rows)
 
-    def _unencodable_fields(self, row: Any) -> str:
-        """Return nothing: the row has no fields."""
-        return ""
-
-    def _check_round_trip(self, row: Any, text: bytes) -> None:
-        """Do nothing: readers receive any JSON value."""
-
-    def from_json(self, value: Any) -> Any:
+    def parse(self, value: Any) -> tuple[Any, bool]:
         """Return the value itself."""
-        return value
+        return value, False
 
     def to_json(self, row: Any) -> Any:
         """Return the value itself."""
@@ -430,3 +514,6 @@ class RawRowCodec(RowCodec[Any]):
 
     def _encode(self, row: Any) -> bytes:
         return encode_json(row)
+
+    def _check_round_trip(self, row: Any, text: bytes) -> None:
+        """Do nothing: readers receive any JSON value."""

@@ -25,7 +25,7 @@ import attrs
 
 from synapse_replication.errors import StreamConfigurationError, excerpt
 from synapse_replication.streams.id_column import IdColumn
-from synapse_replication.streams.rows import RowCodec
+from synapse_replication.streams.rows import AttrsRowCodec
 from synapse_replication.streams.stream import StreamDescription
 
 #: The names of column types in configuration files; a ``?`` after the name means that
@@ -131,7 +131,7 @@ class TableStream:
                 f"fields for {len(self.columns)} columns; declare one field per "
                 "column, in the same order"
             )
-        codec = RowCodec(self.name, self.row_type)
+        codec = AttrsRowCodec(self.name, self.row_type)
         description = StreamDescription(
             self.name,
             codec,

@@ -31,7 +31,7 @@ from synapse_replication.handlers.interfaces import (
     SyncingUser,
 )
 from synapse_replication.handlers.observer import ReplicationObserver
-from synapse_replication.streams.rows import RowCodec
+from synapse_replication.streams.rows import AttrsRowCodec
 from synapse_replication.streams.stream import (
     JsonValue,
     StreamDescription,
@@ -137,7 +137,7 @@ class SourceStream:
     ) -> None:
         self.description = StreamDescription(
             name,
-            RowCodec(name, row_type),
+            AttrsRowCodec(name, row_type),
             idempotent,
             resettable,
             held_in_memory,

@@ -27,6 +27,11 @@ class HostRowCodecTests(SynchronousTestCase):
 
     codec = HostRowCodec("letters", FakeStream.parse_row)
 
+    def test_encoding(self) -> None:
+        """Rows to send are JSON values."""
+        self.assertEqual(self.codec.encode(["a", 1]), b'["a",1]')
+        self.assertEqual(self.codec.encode_new(["a", 1]), b'["a",1]')
+
     def test_rows(self) -> None:
         """Rows are parsed by the host, from JSON text or from values."""
         self.assertEqual(self.codec.decode([b'["a"]', b'["b"]']).rows, ["A", "B"])

@@ -13,7 +13,7 @@ from synapse_replication.errors import StreamConfigurationError, WaitTimeoutErro
 from synapse_replication.handlers.data_handler import ReplicationDataHandler
 from synapse_replication.handlers.host_parts import ReactorClock
 from synapse_replication.streams.memory import MemoryStream
-from synapse_replication.streams.rows import RowCodec
+from synapse_replication.streams.rows import AttrsRowCodec
 from synapse_replication.streams.stream import (
     RowsBetween,
     StreamDescription,
@@ -166,7 +166,7 @@ class StreamTokenTests(SynchronousTestCase):
             self.data.call_when_persisted("plain", print)
         self.assertIn("plain has no combined token", str(caught.exception))
         description = StreamDescription(
-            "typing", RowCodec("typing", Row), held_in_memory=True
+            "typing", AttrsRowCodec("typing", Row), held_in_memory=True
         )
         memory = MemoryStream(description, instance_name="w")
         data = ReplicationDataHandler(

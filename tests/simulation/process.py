@@ -54,7 +54,7 @@ from synapse_replication.storage.sequences import (
 from synapse_replication.storage.stored_positions import StoredPositionCheck
 from synapse_replication.streams.backlog import Backlog, BacklogOptions
 from synapse_replication.streams.memory import MemoryStream
-from synapse_replication.streams.rows import RowCodec
+from synapse_replication.streams.rows import AttrsRowCodec
 from synapse_replication.streams.stream import StreamDescription, StreamUpdateResult
 from synapse_replication.streams.table import TableStream
 from synapse_replication.tcp.factory import (
@@ -429,7 +429,7 @@ class Process:
         stream = MemoryStream(
             StreamDescription(
                 MEMORY_STREAM,
-                RowCodec(MEMORY_STREAM, SimulatedRow),
+                AttrsRowCodec(MEMORY_STREAM, SimulatedRow),
                 resettable=True,
                 held_in_memory=True,
             ),

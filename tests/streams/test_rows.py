@@ -12,9 +12,9 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import LocalProtocolError, RowDecodeError
 from synapse_replication.streams.rows import (
+    AttrsRowCodec,
     DecodedRows,
     RawRowCodec,
-    RowCodec,
     compact_json_rows,
     decode_json,
     encode_json,
@@ -44,7 +44,7 @@ class Row:
     data: Any = None
 
 
-CODEC = RowCodec("things", Row)
+CODEC = AttrsRowCodec("things", Row)
 
 
 class JsonTests(SynchronousTestCase):
@@ -147,7 +147,7 @@ class JsonTests(SynchronousTestCase):
 
 
 class RowCodecTests(SynchronousTestCase):
-    """``RowCodec``."""
+    """``AttrsRowCodec``."""
 
     @settings(derandomize=True, deadline=None)
     @given(st.lists(st.builds(Row, TEXTS, st.integers(), st.lists(TEXTS), JSON)))
@@ -269,7 +269,7 @@ class FastClassTests(SynchronousTestCase):
 
     def test_decoded_rows_are_as_made_by_the_class(self) -> None:
         """A decoded row equals one made by its class, and is hashable and frozen."""
-        (row,) = RowCodec("pairs", Pair).decode([b'["a",1]']).rows
+        (row,) = AttrsRowCodec("pairs", Pair).decode([b'["a",1]']).rows
         self.assertIs(type(row), Pair)
         self.assertEqual(row, Pair("a", 1))
         self.assertEqual(hash(row), hash(Pair("a", 1)))
@@ -285,7 +285,7 @@ class FastClassTests(SynchronousTestCase):
         for row_type in (Converted, Validated, Hooked, CustomInit):
             self.assertIs(fast_class(row_type), row_type)
         rows: list[Any] = [
-            RowCodec("rows", row_type).decode([b'["a"]']).rows[0]
+            AttrsRowCodec("rows", row_type).decode([b'["a"]']).rows[0]
             for row_type in (Converted, Hooked, CustomInit)
         ]
         self.assertEqual([row.name for row in rows], ["A", "hooked", "own a"])
@@ -293,7 +293,7 @@ class FastClassTests(SynchronousTestCase):
     def test_validator(self) -> None:
         """A row that a validator rejects, by any exception, is a decoding error."""
         for row_type, reason in ((Validated, "not a"), (Unchecked, "KeyError|'a'")):
-            codec: RowCodec[Any] = RowCodec("rows", row_type)
+            codec: AttrsRowCodec[Any] = AttrsRowCodec("rows", row_type)
             with self.assertRaisesRegex(RowDecodeError, reason):
                 codec.decode([b'["a"]'])
             with self.assertRaisesRegex(RowDecodeError, reason):

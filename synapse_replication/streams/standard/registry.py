@@ -23,7 +23,7 @@ from msgspec import Struct
 
 from synapse_replication.data_files import read_table
 from synapse_replication.streams.id_column import IdColumn
-from synapse_replication.streams.rows import RowCodec
+from synapse_replication.streams.rows import AttrsRowCodec, CheckedRowCodec
 from synapse_replication.streams.stream import StreamDescription
 
 _FOLDER = Path(__file__).parent
@@ -105,11 +105,11 @@ def _describe(stream: StandardStream) -> StreamDescription:
         "synapse_replication.streams.standard.row_types"
     )
     kind = getattr(row_types, stream.codec)
-    is_codec = issubclass(kind, RowCodec)
+    is_codec = issubclass(kind, CheckedRowCodec)
     ids = stream.id_columns
     return StreamDescription(
         stream.name,
-        kind(stream.name) if is_codec else RowCodec(stream.name, kind),
+        kind(stream.name) if is_codec else AttrsRowCodec(stream.name, kind),
         idempotent=stream.idempotent,
         resettable=stream.resettable,
         held_in_memory=stream.held_in_memory,

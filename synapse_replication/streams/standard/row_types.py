@@ -13,8 +13,9 @@ import attrs
 import msgspec
 
 from synapse_replication.streams.rows import (
+    AttrsRowCodec,
+    CheckedRowCodec,
     DecodedRows,
-    RowCodec,
     decode_json,
     encode_json,
     fast_class,
@@ -286,7 +287,7 @@ class QuarantinedMediaStreamRow:
 _FastEventsRow = fast_class(EventsStreamRow)
 
 
-class EventsRowCodec(RowCodec[EventsStreamRow]):
+class EventsRowCodec(CheckedRowCodec[EventsStreamRow]):
     """Codec of rows of the form ``[type, data]``, where the type determines the data.
 
     The data of a row of an unknown type becomes an :class:`UnknownEventsStreamRow`, and
@@ -294,15 +295,15 @@ class EventsRowCodec(RowCodec[EventsStreamRow]):
     """
 
     def __init__(self, stream_name: str) -> None:
-        self.stream_name = stream_name
+        super().__init__(stream_name, EventsStreamRow)
         #: The type of the data of each kind of row.
         self.row_types: Mapping[str, type[Any]] = {
             "ev": EventsStreamEventRow,
             "state": EventsStreamCurrentStateRow,
             "state-all": EventsStreamAllStateRow,
         }
-        self._codecs: dict[str, RowCodec[Any]] = {
-            kind: RowCodec(stream_name, row_type)
+        self._codecs: dict[str, AttrsRowCodec[Any]] = {
+            kind: AttrsRowCodec(stream_name, row_type)
             for kind, row_type in self.row_types.items()
         }
         self._by_row_type = {codec.row_type: codec for codec in self._codecs.values()}
@@ -322,9 +323,9 @@ class EventsRowCodec(RowCodec[EventsStreamRow]):
                 try:
                     kind, fields = decode(text)
                 except msgspec.ValidationError:
-                    row, is_newer = self._from_json(decode_json(text))
+                    row, is_newer = self.parse(decode_json(text))
                     if is_newer:
-                        return self._decode_carefully(texts)
+                        return super().decode(texts)
                 else:
                     data = fast(*fields)
                     data.__class__ = EventsStreamEventRow
@@ -332,10 +333,11 @@ class EventsRowCodec(RowCodec[EventsStreamRow]):
                     row.__class__ = EventsStreamRow
                 rows.append(row)
         except (msgspec.MsgspecError, ValueError):
-            return self._decode_carefully(texts)
+            return super().decode(texts)
         return DecodedRows(rows)
 
-    def _from_json(self, value: Any) -> tuple[EventsStreamRow, bool]:
+    def parse(self, value: Any) -> tuple[EventsStreamRow, bool]:
+        """Return the row for a JSON value, and whether it has unknown fields."""
         if (
             not isinstance(value, list)
             or len(value) < 2
@@ -349,7 +351,7 @@ class EventsRowCodec(RowCodec[EventsStreamRow]):
         codec = self._codecs.get(kind)
         if codec is None:
             return EventsStreamRow(kind, UnknownEventsStreamRow(data)), True
-        row, more = codec._from_json(data)  # noqa: SLF001 -- of this module
+        row, more = codec.parse(data)
         return EventsStreamRow(kind, row), more or len(value) > 2
 
     def to_json(self, row: EventsStreamRow) -> Any:

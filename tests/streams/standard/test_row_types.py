@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import attrs
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.errors import RowDecodeError
+from synapse_replication.errors import LocalProtocolError, RowDecodeError
 from synapse_replication.streams.standard.row_types import (
     EventsRowCodec,
     EventsStreamAllStateRow,
@@ -34,6 +35,15 @@ class EventsRowCodecTests(SynchronousTestCase):
     """Tests for rows of the form ``[type, data]``."""
 
     codec = EventsRowCodec("events")
+
+    def test_new_rows(self) -> None:
+        """A row that readers would not receive as it is is refused."""
+        (row,) = self.codec.decode([b'["ev",["$e","!r","t",null,null,null]]']).rows
+        self.assertEqual(self.codec.encode_new(row), self.codec.encode(row))
+        data: Any = row.data
+        wrong = attrs.evolve(row, data=attrs.evolve(data, event_id=1))
+        with self.assertRaisesRegex(LocalProtocolError, "cannot be written"):
+            self.codec.encode_new(wrong)
 
     def decode(self, *values: Any) -> list[EventsStreamRow]:
         return self.codec.decode([json.dumps(value).encode() for value in values]).rows
