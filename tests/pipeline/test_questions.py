@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
 import re
@@ -17,6 +18,7 @@ from synapse_replication.pipeline.archive.job import (
     ArchiveSettings,
     run_archive,
 )
+from synapse_replication.pipeline.archive.snapshot import read_archive
 from synapse_replication.pipeline.schemas import OBJECTS, standard_tables
 from synapse_replication.pipeline.settings import PipelineSettings
 from tests.pipeline.audit.test_job import real_dsn
@@ -64,14 +66,39 @@ class QuestionsTests(SynchronousTestCase):
     """Tests for the answers, and for the newest rows in each program."""
 
     def test_answers(self) -> None:
-        """Each query has the answer on the page."""
-        names = run(code_blocks("python")[0])
+        """Each query has the answer on the page, in Spark and in DuckDB."""
+        session = shared_session()
+        in_spark, in_duckdb = code_blocks("python")[:2]
+        with contextlib.redirect_stdout(io.StringIO()) as shown:
+            run(in_spark)
+        self.assertIn("4931", shown.getvalue())
+        names = run(in_duckdb)
         questions = _QUESTION.findall(PAGE.read_text())
         self.assertEqual(len(questions), 10)
         for query, answer in questions:
-            rows = names["duckdb"].sql(query).fetchall()
-            lines = [" | ".join(map(str, row)) for row in rows]
-            self.assertEqual(lines, [line.strip() for line in answer.splitlines()])
+            expected = [line.strip() for line in answer.splitlines()]
+            for rows in (
+                names["duckdb"].sql(query).fetchall(),
+                session.sql(query).collect(),
+            ):
+                lines = [" | ".join(map(str, row)) for row in rows]
+                self.assertEqual(lines, expected)
+
+    def test_notebook(self) -> None:
+        """The manual's notebook plots the events of both writers by the hour."""
+        shared_session()
+        text = (PAGE.parent / "pipeline.rst").read_text()
+        (block,) = re.findall(
+            r"From a notebook\n-+\n\n\.\. code-block:: python\n\n((?:    .*\n|\n)+)",
+            text,
+        )
+        code = re.sub(r"(?m)^    ", "", block)
+        with contextlib.redirect_stdout(io.StringIO()) as shown:
+            names = run(code.replace("/srv/archive", str(real_archive())))
+        table = names["table"]
+        self.assertEqual(list(table.columns), ["event_persister1", "event_persister2"])
+        self.assertGreater(table.to_numpy().sum(), 3000)
+        self.assertIn("receipts", shown.getvalue())
 
     def test_objects(self) -> None:
         """The page lists the streams with objects, and their columns, which exist."""
@@ -86,8 +113,8 @@ class QuestionsTests(SynchronousTestCase):
         For each stream, DuckDB and Polars agree on the newest row of each object; for
         one stream, so does Spark.
         """
-        in_duckdb = code_blocks("sql")[-1]
-        in_polars, in_spark = code_blocks("python")[-2:]
+        in_sql = code_blocks("sql")[-1]
+        in_polars = code_blocks("python")[-1]
         for stream, keys in OBJECTS.items():
             path = real_archive() / "streams" / stream
             if not path.exists():
@@ -96,7 +123,7 @@ class QuestionsTests(SynchronousTestCase):
             names = '", "'.join(OBJECTS["receipts"]), '", "'.join(keys)
             with duckdb.connect() as connection:
                 connection.register(stream, DeltaTable(path).to_pyarrow_dataset())
-                sql = in_duckdb
+                sql = in_sql
                 for old, new in changes.items():
                     sql = sql.replace(old, new)
                 found = connection.sql(f"SELECT stream_id FROM ({sql})").fetchall()
@@ -105,6 +132,7 @@ class QuestionsTests(SynchronousTestCase):
             code = in_polars.replace(*names).replace("receipts", stream)
             self.assertEqual(sorted(run(code)["newest"]["stream_id"]), expected, stream)
             if stream == "receipts":
-                newest = run(in_spark, session=shared_session())["newest"]
-                tokens = sorted(row["stream_id"] for row in newest.collect())
+                session = shared_session()
+                read_archive(session, real_archive()).create_views()
+                tokens = sorted(row["stream_id"] for row in session.sql(sql).collect())
                 self.assertEqual(tokens, expected)

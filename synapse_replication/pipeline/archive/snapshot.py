@@ -365,6 +365,15 @@ class ArchivedTables:
     _session: SparkSession = attrs.field(repr=False)
     _snapshot: Snapshot = attrs.field(repr=False)
 
+    def create_views(self) -> None:
+        """Add a temporary view for each stream, and ``wire`` for the recordings.
+
+        The views have the names of the streams, and replace others of these names.
+        """
+        for stream, frame in self.streams.items():
+            frame.createOrReplaceTempView(stream)
+        self.wire.createOrReplaceTempView("wire")
+
     def keys(self, *more: str) -> DataFrame:
         """Return the rows of all streams without their content.
 
