@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import convert
 from twisted.internet.defer import Deferred
 
+from synapse_replication.dropin.homeserver import Homeserver
 from synapse_replication.dropin.host_code import make_yieldable
 from synapse_replication.dropin.host_streams import instances_of
 from synapse_replication.dropin.observer import monitoring_of, observer_of
@@ -57,7 +58,7 @@ def with_backlog(original: Any) -> Any:
 
         answers_for_backlog = True
 
-        def __init__(self, hs: Any) -> None:
+        def __init__(self, hs: Homeserver) -> None:
             super().__init__(hs)
             # Made for the first request: the host makes its command handler later.
             self._our_resource = functools.cache(lambda: _make_resource(hs))
@@ -73,7 +74,7 @@ def with_backlog(original: Any) -> Any:
     return ReplicationRestResource
 
 
-def _make_resource(hs: Any) -> ReplicationResource | None:
+def _make_resource(hs: Homeserver) -> ReplicationResource | None:
     handler = hs.get_replication_command_handler()
     if not isinstance(handler, ReplicationCommandHandler):
         # The host's own handler has no backlog and no status.
@@ -90,7 +91,7 @@ def _make_resource(hs: Any) -> ReplicationResource | None:
     )
 
 
-def make_backlog(hs: Any) -> Backlog | None:
+def make_backlog(hs: Homeserver) -> Backlog | None:
     """Return the backlog of a homeserver; ``None`` if peers cannot request its rows.
 
     :raises StreamConfigurationError: if a variable with a limit is not a whole number.
@@ -111,7 +112,7 @@ def _is_in_use() -> bool:
     )
 
 
-def _serves_replication(hs: Any) -> bool:
+def _serves_replication(hs: Homeserver) -> bool:
     """Return whether a listener of this process has the resource ``replication``."""
     is_main = hs.get_instance_name() == MAIN_INSTANCE
     # A worker's configuration also contains the listeners of the main process.
@@ -129,7 +130,7 @@ def _serves_replication(hs: Any) -> bool:
 
 
 def make_partial_resync(
-    hs: Any, clock: Clock, observer: ReplicationObserver, epochs: PeerEpochs
+    hs: Homeserver, clock: Clock, observer: ReplicationObserver, epochs: PeerEpochs
 ) -> PartialResync | None:
     """Return the client for writers' backlogs; ``None`` if backlogs are not used.
 
@@ -137,17 +138,17 @@ def make_partial_resync(
     """
     if not _is_in_use():
         return None
-    make_client = functools.cache(_make_client)
+    make_client = functools.cache(lambda: _make_client(hs))
 
     async def request_rows(*request: Any) -> StreamUpdateResult:
         """Request rows from one writer, without retries."""
-        asking = make_client(hs).get_backlog(*request)
+        asking = make_client().get_backlog(*request)
         return await make_yieldable(Deferred.fromCoroutine(asking))
 
     return PartialResync(epochs, request_rows, clock, observer)
 
 
-def _make_client(hs: Any) -> HttpCatchUpClient:
+def _make_client(hs: Homeserver) -> HttpCatchUpClient:
     """Return a client for the instances in the host's ``instance_map``."""
     # Imported here, because many processes never request rows.
     from synapse_replication.http.agent import make_agent

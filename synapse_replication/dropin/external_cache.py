@@ -7,6 +7,7 @@ from typing import Any
 
 import txredisapi
 
+from synapse_replication.dropin.homeserver import Homeserver
 from synapse_replication.dropin.host_code import make_yieldable
 from synapse_replication.dropin.observer import observer_of
 from synapse_replication.redis import external_cache
@@ -21,7 +22,7 @@ class DropInExternalCache(external_cache.ExternalCache):
     not retried.
     """
 
-    def __init__(self, hs: Any) -> None:
+    def __init__(self, hs: Homeserver) -> None:
         factory = None
         if hs.config.redis.redis_enabled:
             # txredisapi has no public attribute for the factory.

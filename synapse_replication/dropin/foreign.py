@@ -13,6 +13,7 @@ from typing import Any
 
 import attrs
 
+from synapse_replication.dropin.homeserver import Homeserver
 from synapse_replication.dropin.host_code import host_attribute
 from synapse_replication.dropin.observer import observer_of
 from synapse_replication.handlers.handler import ReplicationCommandHandler
@@ -132,7 +133,7 @@ class ForeignHandler:
             self._group_awaitable(f"replication-{name}", lambda: waiting)
 
 
-def as_connection_handler(hs: Any, handler: Any) -> ConnectionHandler:
+def as_connection_handler(hs: Homeserver, handler: Any) -> ConnectionHandler:
     """Return a handler for this package's connections, with an adapter if needed."""
     if isinstance(handler, ReplicationCommandHandler):
         return handler

@@ -11,6 +11,7 @@ from twisted.internet.defer import Deferred, DeferredList, TimeoutError
 
 from synapse_replication.dropin.backlogs import make_backlog, make_partial_resync
 from synapse_replication.dropin.foreign import ForeignConnection
+from synapse_replication.dropin.homeserver import Homeserver
 from synapse_replication.dropin.host_code import make_yieldable
 from synapse_replication.dropin.host_streams import declared_writers, instances_of
 from synapse_replication.dropin.id_generators import HostDatabase
@@ -58,7 +59,7 @@ class DropInCommandHandler(handler.ReplicationCommandHandler):
 
     host: SynapseHost
 
-    def __init__(self, hs: Any) -> None:
+    def __init__(self, hs: Homeserver) -> None:
         self.hs = hs
         self.server_name = hs.hostname
         observer = observer_of(hs)
@@ -93,7 +94,7 @@ class DropInCommandHandler(handler.ReplicationCommandHandler):
 
     # -- start --------------------------------------------------------------------
 
-    def start_replication(self, hs: Any) -> None:  # type: ignore[override]
+    def start_replication(self, hs: Homeserver) -> None:  # type: ignore[override]
         """Connect to Redis, and start the monitoring and the extension.
 
         Without Redis, only create the streamer.

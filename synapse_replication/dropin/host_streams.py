@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 from weakref import WeakValueDictionary
 
+from synapse_replication.dropin.homeserver import Homeserver, WorkerSettings
 from synapse_replication.dropin.settings import own_settings
 from synapse_replication.errors import RowDecodeError
 from synapse_replication.storage.id_generators import MultiWriterIdGenerator
@@ -295,7 +296,7 @@ def ids_are_ours() -> bool:
 class HostStreams:
     """The host's streams, and those of them that this process writes."""
 
-    def __init__(self, hs: Any) -> None:
+    def __init__(self, hs: Homeserver) -> None:
         classes = importlib.import_module("synapse.replication.tcp.streams").STREAMS_MAP
         instance_name = hs.get_instance_name()
         trusts_ids = ids_are_ours()
@@ -335,7 +336,7 @@ class HostStreams:
         }
 
 
-def writes(worker_config: Any, instance_name: str, stream_name: str) -> bool:
+def writes(worker_config: WorkerSettings, instance_name: str, stream_name: str) -> bool:
     """Return whether a process writes a stream.
 
     :param worker_config: the host's configuration of workers.
@@ -349,7 +350,7 @@ def writes(worker_config: Any, instance_name: str, stream_name: str) -> bool:
     return instance_name in declared_writers(worker_config, stream_name)
 
 
-def declared_writers(worker_config: Any, stream_name: str) -> Sequence[str]:
+def declared_writers(worker_config: WorkerSettings, stream_name: str) -> Sequence[str]:
     """Return the configured writers of a stream; none if every instance may write it.
 
     :param worker_config: the host's configuration of workers.

@@ -32,6 +32,7 @@ from twisted.logger import Logger, STDLibLogObserver
 
 from synapse_replication import __version__
 from synapse_replication.app.observers import ProcessObservers
+from synapse_replication.dropin.homeserver import Homeserver, WorkerSettings
 from synapse_replication.dropin.host_code import host_attribute
 from synapse_replication.dropin.host_streams import declared_writers
 from synapse_replication.dropin.settings import own_settings
@@ -72,7 +73,7 @@ _monitoring: weakref.WeakKeyDictionary[Any, Monitoring] = weakref.WeakKeyDiction
 class Monitoring(ProcessObservers):
     """Monitors the replication of one homeserver object."""
 
-    def __init__(self, hs: Any, metrics: ReplicationMetrics) -> None:
+    def __init__(self, hs: Homeserver, metrics: ReplicationMetrics) -> None:
         server_name, instance_name = hs.hostname, hs.get_instance_name()
         self._reactor = hs.get_reactor()
         # A failure in Twisted's log would be a failure of the test in a test runner.
@@ -163,7 +164,7 @@ def load_hooks(names: str) -> list[Callable[[Any, dict[str, Any]], object]]:
     return found
 
 
-def _expected_writers(worker_config: Any) -> list[tuple[str, str]]:
+def _expected_writers(worker_config: WorkerSettings) -> list[tuple[str, str]]:
     """Return the (stream, writer) pairs whose positions are expected."""
     streams = importlib.import_module("synapse.replication.tcp.streams").STREAMS_MAP
     return [
@@ -188,7 +189,7 @@ def _export_spans(
     return SpanExport(tracing, server_name, instance_name)
 
 
-def monitoring_of(hs: Any) -> Monitoring:
+def monitoring_of(hs: Homeserver) -> Monitoring:
     """Return the monitoring of a homeserver, which all its parts share."""
     monitoring = _monitoring.get(hs)
     if monitoring is None:
@@ -198,12 +199,12 @@ def monitoring_of(hs: Any) -> Monitoring:
     return monitoring
 
 
-def observer_of(hs: Any) -> ReplicationObserver:
+def observer_of(hs: Homeserver) -> ReplicationObserver:
     """Return the observer of a homeserver, which all its parts share."""
     return monitoring_of(hs).observer
 
 
-def hooks_of(hs: Any) -> ReplicationHooks:
+def hooks_of(hs: Homeserver) -> ReplicationHooks:
     """Return the hooks of a homeserver, for code that runs inside it.
 
     :param hs: the homeserver, or the ``ModuleApi`` that the host passes to its modules.

@@ -18,6 +18,7 @@ from typing import Any
 import txredisapi
 
 from synapse_replication.dropin.foreign import as_connection_handler
+from synapse_replication.dropin.homeserver import Homeserver
 from synapse_replication.dropin.host_code import host_attribute
 from synapse_replication.dropin.observer import observer_of
 from synapse_replication.handlers.extension.extension import ReplicationExtension
@@ -35,7 +36,7 @@ class DropInRedisFactory(SenderFactory):
 
     def __init__(
         self,
-        hs: Any,
+        hs: Homeserver,
         uuid: str,
         dbid: int | None,
         poolsize: int,
@@ -88,7 +89,7 @@ class RedisDirectTcpReplicationClientFactory(SubscriberFactory):
 
     def __init__(
         self,
-        hs: Any,
+        hs: Homeserver,
         outbound_redis_connection: Any,
         channel_names: Sequence[str],
     ) -> None:
@@ -147,7 +148,7 @@ def _sender_of(connection: Any) -> Any:
 
 
 def lazyConnection(
-    hs: Any,
+    hs: Homeserver,
     host: str = "localhost",
     port: int = 6379,
     dbid: int | None = None,
@@ -171,7 +172,7 @@ def lazyConnection(
 
 
 def lazyUnixConnection(
-    hs: Any,
+    hs: Homeserver,
     path: str = "/tmp/redis.sock",
     dbid: int | None = None,
     reconnect: bool = True,
@@ -193,7 +194,7 @@ def lazyUnixConnection(
     return factory.handler
 
 
-def connect_subscriber(hs: Any, outbound: Any, channels: Sequence[str]) -> Any:
+def connect_subscriber(hs: Homeserver, outbound: Any, channels: Sequence[str]) -> Any:
     """Connect a factory that subscribes to channels, and return it.
 
     :param outbound: the connection for the commands that this process sends.
@@ -211,7 +212,7 @@ def connect_subscriber(hs: Any, outbound: Any, channels: Sequence[str]) -> Any:
     return factory
 
 
-def _connect_to_port(hs: Any, host: str, port: int, factory: Any) -> None:
+def _connect_to_port(hs: Homeserver, host: str, port: int, factory: Any) -> None:
     reactor = hs.get_reactor()
     connect: Any = partial(reactor.connectTCP, timeout=_CONNECT_TIMEOUT)
     if hs.config.redis.redis_use_tls:
@@ -225,7 +226,7 @@ def _connect_to_port(hs: Any, host: str, port: int, factory: Any) -> None:
 
 
 def _outbound(
-    hs: Any, uuid: str, *, reconnect: bool, **options: Any
+    hs: Homeserver, uuid: str, *, reconnect: bool, **options: Any
 ) -> DropInRedisFactory:
     factory: DropInRedisFactory = host_attribute("redis", "SynapseRedisFactory")(
         hs, uuid=uuid, poolsize=1, isLazy=True, convertNumbers=False, **options

@@ -27,6 +27,7 @@ from msgspec.structs import replace
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from typing_extensions import override
 
+from synapse_replication.dropin.homeserver import Homeserver
 from synapse_replication.dropin.host_streams import declared_writers, ids_are_ours
 from synapse_replication.dropin.observer import observer_of
 from synapse_replication.handlers.sending import streamer
@@ -99,14 +100,14 @@ def with_combining(original: Any) -> Any:
     return ReplicationNotifier
 
 
-def combine_notifications(hs: Any) -> None:
+def combine_notifications(hs: Homeserver) -> None:
     """Let a homeserver's notifier combine notifications, if it has been replaced."""
     combine = getattr(hs.get_replication_notifier(), "combine", None)
     if combine is not None:
         combine(hs.get_reactor())
 
 
-def favour_streamer(hs: Any) -> None:
+def favour_streamer(hs: Homeserver) -> None:
     """Let a homeserver's notifier, if it has been replaced, favour the streamer.
 
     Call this function when replication between processes starts.
@@ -119,7 +120,7 @@ def favour_streamer(hs: Any) -> None:
 class DropInStreamer(streamer.ReplicationStreamer):
     """Sends the rows that this process writes; starts in its constructor."""
 
-    def __init__(self, hs: Any) -> None:
+    def __init__(self, hs: Homeserver) -> None:
         handler = hs.get_replication_command_handler()
         options = streamer.StreamerOptions(
             torture_level=getattr(hs.config.server, "replication_torture_level", 0) or 0

@@ -22,6 +22,7 @@ from typing import Any
 from twisted.internet.error import AlreadyCancelled
 
 from synapse_replication.dropin.background import BackgroundProcessPool
+from synapse_replication.dropin.homeserver import Homeserver
 from synapse_replication.dropin.host_streams import HostStream, HostStreams
 from synapse_replication.handlers.interfaces import DelayedCall, Identity, SyncingUser
 from synapse_replication.instrumentation.hooks import ReplicationHooks
@@ -99,7 +100,7 @@ class HostRows:
     flight, and the row of that id would then look old once it is committed.
     """
 
-    def __init__(self, hs: Any, streams: Mapping[str, HostStream]) -> None:
+    def __init__(self, hs: Homeserver, streams: Mapping[str, HostStream]) -> None:
         self._data_handler = hs.get_replication_data_handler()
         self._streams = streams
         #: Held positions, by stream and by the writer that announced the position:
@@ -185,7 +186,7 @@ class HostCommands:
     that this process lacks is meant for another process, and is skipped.
     """
 
-    def __init__(self, hs: Any) -> None:
+    def __init__(self, hs: Homeserver) -> None:
         self._hs = hs
         worker = hs.config.worker
         instance_name = hs.get_instance_name()
@@ -305,7 +306,7 @@ class SynapseHost:
     :ivar processes: the pool of background processes for replication work.
     """
 
-    def __init__(self, hs: Any, hooks: ReplicationHooks) -> None:
+    def __init__(self, hs: Homeserver, hooks: ReplicationHooks) -> None:
         self.hooks = hooks
         self.identity = Identity(
             hs.hostname, hs.get_instance_name(), hs.get_instance_id()

@@ -14,6 +14,7 @@ from twisted.python.failure import Failure
 from typing_extensions import override
 
 from synapse_replication.dropin.foreign import as_connection_handler
+from synapse_replication.dropin.homeserver import Homeserver
 from synapse_replication.dropin.host_code import host_attribute
 from synapse_replication.dropin.observer import observer_of
 from synapse_replication.dropin.synapse_host import HostClock
@@ -52,7 +53,9 @@ class _ReusableProtocol(protocol.BaseReplicationStreamProtocol):
 class DropInServerProtocol(_ReusableProtocol, protocol.ServerReplicationStreamProtocol):
     """The server's end of a connection."""
 
-    def __init__(self, hs: Any, server_name: str, clock: Any, handler: Any) -> None:
+    def __init__(
+        self, hs: Homeserver, server_name: str, clock: Any, handler: Any
+    ) -> None:
         super().__init__(
             server_name,
             HostClock(clock, hs.get_reactor()),
@@ -66,7 +69,7 @@ class DropInClientProtocol(_ReusableProtocol, protocol.ClientReplicationStreamPr
 
     def __init__(
         self,
-        hs: Any,
+        hs: Homeserver,
         client_name: str,
         server_name: str,
         clock: Any,
@@ -86,7 +89,7 @@ class DropInProtocolFactory(ServerFactory):
 
     noisy = False
 
-    def __init__(self, hs: Any) -> None:
+    def __init__(self, hs: Homeserver) -> None:
         self._hs = hs
         self._protocol = host_attribute("protocol", "ServerReplicationStreamProtocol")
         self._handler = hs.get_replication_command_handler()
