@@ -58,6 +58,7 @@ class MonitoringTests(SynchronousTestCase):
         published.clear()
         self.generator = SimpleNamespace(
             get_first_unfinished=lambda: None,
+            lost_answers=list,
             stream=SimpleNamespace(tables=[]),
             database=SimpleNamespace(transact=lambda *a, **k: Deferred()),
         )
