@@ -63,7 +63,7 @@ def _not_empty(values: list[str]) -> list[str]:
     return values
 
 
-@attrs.frozen(repr=False, kw_only=True)
+@attrs.frozen(repr=False, kw_only=True, eq=False)
 class DatabaseSection(Section):
     """The homeserver's database.
 
@@ -81,7 +81,7 @@ class DatabaseSection(Section):
     data_stores: list[str] = attrs.field(factory=list)
 
 
-@attrs.frozen(repr=False, kw_only=True)
+@attrs.frozen(repr=False, kw_only=True, eq=False)
 class SentinelSection(StrictSection):
     """Sentinels that know the host and port of the Redis master.
 
@@ -144,7 +144,7 @@ class RedisSection(Section):
             )
 
 
-@attrs.frozen(repr=False, kw_only=True)
+@attrs.frozen(repr=False, kw_only=True, eq=False)
 class ResourceSection(Section):
     """One entry of ``resources``.
 
@@ -168,7 +168,7 @@ class ResourceSection(Section):
                 )
 
 
-@attrs.frozen(repr=False, kw_only=True)
+@attrs.frozen(repr=False, kw_only=True, eq=False)
 class ListenerSection(Section):
     """One listener of a process.
 

@@ -422,12 +422,24 @@ class LoggingObserver(ReplicationObserver):
         if event.error is None:
             return
         fields = _writer(event)
+        status = getattr(event.error, "status", None)
+        if status in _BACKLOG_ANSWERS:
+            # Not a failure: the backlog of a writer that was restarted is empty.
+            self._log(
+                event,
+                LogLevel.info,
+                "{writer} has the missing rows of {stream} in its backlog no more, as "
+                "after a restart; they are fetched from the stream's source",
+                per=(fields["writer"], status),
+                **fields,
+            )
+            return
         self._log(
             event,
             LogLevel.info,
             "{writer} did not return rows of {stream} from its backlog, so they are "
             "fetched from the stream's source: {error}",
-            per=(fields["writer"], getattr(event.error, "status", None)),
+            per=(fields["writer"], status),
             **fields,
             error=event.error,
         )

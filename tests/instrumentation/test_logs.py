@@ -8,7 +8,11 @@ from twisted.internet.task import Clock
 from twisted.logger import ILogObserver, Logger, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.errors import CatchUpError, UnknownCommandError
+from synapse_replication.errors import (
+    CatchUpError,
+    HttpCatchUpError,
+    UnknownCommandError,
+)
 from synapse_replication.handlers.events import (
     BacklogRequested,
     CatchUpEvent,
@@ -106,6 +110,15 @@ class LoggingObserverTests(SynchronousTestCase):
             ],
         )
         self.assertIn("give it another name", self.lines()[0][1])
+
+    def test_backlog_of_a_restarted_writer(self) -> None:
+        """An answer that a restart explains does not look like a failure."""
+        error = HttpCatchUpError("GET", "u", 410, "gone")
+        self.observer.observe(BacklogRequested("events", "w1", error))
+        ((level, line),) = self.lines()
+        self.assertEqual(level, "info")
+        self.assertIn("as after a restart", line)
+        self.assertNotIn("410", line)
 
     def setUp(self) -> None:
         self.events: list[dict[str, Any]] = []
