@@ -19,7 +19,7 @@ from __future__ import annotations
 import enum
 from collections import deque
 
-from msgspec import Struct, field
+import attrs
 
 from synapse_replication.recent import RecentDict
 
@@ -60,13 +60,14 @@ class EpochStatus(enum.Enum):
     DUPLICATE = "duplicate"  #: another process of the same name seems to run
 
 
-class _Peer(Struct):
+@attrs.define
+class _Peer:
     epoch: str
     since: float
     last_seen: float
     has_backlog: bool = True
     said_goodbye: bool = False
-    stale: deque[str] = field(default_factory=lambda: deque(maxlen=MAX_STALE))
+    stale: deque[str] = attrs.field(factory=lambda: deque(maxlen=MAX_STALE))
     changes_left: float = MAX_CHANGES
     heartbeat_interval: int | None = None
     can_watch: bool = False

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from msgspec import Struct, field
+import attrs
 
 from synapse_replication.errors import (
     LocalProtocolError,
@@ -61,7 +61,8 @@ from synapse_replication.wire.rdata import (
 )
 
 
-class HandlerOptions(Struct, frozen=True):
+@attrs.frozen
+class HandlerOptions:
     """Options of a command handler.
 
     :ivar passive: whether to send nothing at all, not even REPLICATE.
@@ -76,7 +77,7 @@ class HandlerOptions(Struct, frozen=True):
 
     passive: bool = False
     expects_links: bool = True
-    receiver: ReceiverOptions = field(default_factory=ReceiverOptions)
+    receiver: ReceiverOptions = attrs.field(factory=ReceiverOptions)
     partial: PartialResync | None = None
     writers: DeclaredWriters | None = None
 

@@ -18,7 +18,6 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 import attrs
-from msgspec import Struct
 
 from synapse_replication.handlers.events import BackgroundTask, Discarded, DiscardReason
 from synapse_replication.handlers.interfaces import (
@@ -101,7 +100,8 @@ class CopyFilter:
             del self._origins[command]
 
 
-class _LastSync(Struct):
+@attrs.define
+class _LastSync:
     is_syncing: bool
     last_sync_ms: int
     delivered_at: float

@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from msgspec import Struct
+import attrs
 
 from synapse_replication.handlers.interfaces import Clock, DelayedCall
 
@@ -49,7 +49,8 @@ class Timer:
         self._call = None
 
 
-class Backoff(Struct, frozen=True):
+@attrs.frozen
+class Backoff:
     """Exponential backoff with a maximum and jitter.
 
     :ivar initial: the delay after the first failure, without jitter, in s.

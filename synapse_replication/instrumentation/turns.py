@@ -23,7 +23,7 @@ from collections.abc import Callable
 from itertools import accumulate
 from typing import Any
 
-from msgspec import Struct
+import attrs
 
 #: A turn of this duration or longer is a stall, in s.
 STALL = 0.25
@@ -39,7 +39,8 @@ _DEPTH, _PARTS = 5, 3
 _FUNCTION = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
 
 
-class Stall(Struct, frozen=True):
+@attrs.frozen
+class Stall:
     """The stalls in some period.
 
     :ivar count: their number.
