@@ -152,6 +152,20 @@ def to_batch(rows: Sequence[Sequence[Any]], schema: pa.Schema) -> pa.RecordBatch
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
+def kept(frame: DataFrame) -> DataFrame:
+    """Compute a frame now, and return a frame of the result.
+
+    Executors keep the result in memory and on disk until it is not used any more. On a
+    cluster, two executors keep each part, so that the loss of one does not end the job.
+    """
+    from pyspark import StorageLevel
+
+    master = frame.sparkSession.sparkContext.master or ""
+    is_local = master.startswith("local") and not master.startswith("local-cluster")
+    level = StorageLevel.MEMORY_AND_DISK if is_local else StorageLevel.MEMORY_AND_DISK_2
+    return frame.localCheckpoint(storageLevel=level)
+
+
 def table_frame(session: SparkSession, table: pa.Table) -> DataFrame:
     """Return a frame of a few rows, which are part of the query plan.
 

@@ -20,7 +20,7 @@ import pyarrow as pa
 from synapse_replication.data_files import read_queries
 from synapse_replication.pipeline.audit.facts import AuditedStream
 from synapse_replication.pipeline.audit.findings import AuditFinding, to_json
-from synapse_replication.pipeline.scan import table_frame
+from synapse_replication.pipeline.scan import kept, table_frame
 from synapse_replication.pipeline.schemas import (
     FINDINGS_SCHEMA,
     WIRE_SCHEMA,
@@ -163,4 +163,4 @@ def _add_view(session: SparkSession, name: str, **parameters: int) -> None:
 
 def _add_kept(session: SparkSession, name: str) -> None:
     """Add the view of a result that is computed now, and only once."""
-    session.sql(_QUERIES[name]).localCheckpoint().createOrReplaceTempView(name)
+    kept(session.sql(_QUERIES[name])).createOrReplaceTempView(name)

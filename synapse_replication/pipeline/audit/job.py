@@ -35,16 +35,18 @@ from synapse_replication.pipeline.recorded_lines import lines_frame
 from synapse_replication.pipeline.scan import Batches, Scan, Spark
 from synapse_replication.pipeline.schemas import ROWS_SCHEMA, with_texts
 from synapse_replication.pipeline.settings import PipelineSettings
-from synapse_replication.pipeline.source.connections import read_transaction
 from synapse_replication.pipeline.source.planning import scan_ids, scan_rows
 from synapse_replication.pipeline.spark.session import own_session, spark_job
-from synapse_replication.pipeline.wire_lines import find_recordings
+from synapse_replication.pipeline.wire_lines import scan_recordings
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 #: The number of steps of :func:`audited`.
 AUDIT_STEPS: Final = 2
+
+#: The number of rows and lines up to which a job takes a few seconds.
+_FEW_ROWS: Final = 500_000
 
 #: The columns of rows by which ids are compared.
 _KEYS: Final = ("instance_name", "stream_id", "row_index")
@@ -72,15 +74,13 @@ def run_audit(
     :raises PipelineError: if the database, a recording or the archive cannot be read,
         or ``out`` cannot be written.
     """
-    with read_transaction(settings.conninfo):
-        pass
     archived = None if archive is None else open_snapshot(archive)
-    find_recordings(recordings)
+    few_rows = has_few_rows(settings, archived, recordings)
     with (
         JobProgress(sys.stderr, AUDIT_STEPS) as progress,
         spark_job("synapse-replication audit", master=master, progress=progress) as job,
     ):
-        job.start()
+        job.start(few_rows=few_rows)
         found = audited(
             settings,
             recordings=recordings,
@@ -93,6 +93,22 @@ def run_audit(
         findings.write_findings(found, out)
     show = findings.print_json if as_json else findings.print_findings
     return show(found, sys.stdout)
+
+
+def has_few_rows(
+    settings: PipelineSettings | None,
+    archive: Snapshot | None,
+    recordings: Sequence[str | os.PathLike[str]],
+) -> bool:
+    """Return whether a job ends so soon that Java's optimisations would not pay off.
+
+    :raises PipelineError: if the database or a recording cannot be read.
+    """
+    streams = {} if settings is None else read_facts(settings)[0]
+    ids = sum(each.reach for each in streams.values() if each.persisted)
+    archived = 0 if archive is None else sum(file.row_count for file in archive.files)
+    lines = scan_recordings(recordings).ids
+    return ids + archived + lines <= _FEW_ROWS
 
 
 def audited(

@@ -23,7 +23,7 @@ import attrs
 from synapse_replication.data_files import read_queries
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.audit.findings import AuditFinding, Severity, notes_of
-from synapse_replication.pipeline.scan import table_frame
+from synapse_replication.pipeline.scan import kept, table_frame
 from synapse_replication.pipeline.schemas import ROWS_SCHEMA, WIRE_SCHEMA, with_texts
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS
 
@@ -167,7 +167,7 @@ def _fetch(session: SparkSession, name: str, **parameters: int) -> Rows:
 
 def _keep(session: SparkSession, view: str, sql: str) -> None:
     """Compute a result once, and add a view of it."""
-    session.sql(sql).localCheckpoint().createOrReplaceTempView(view)
+    kept(session.sql(sql)).createOrReplaceTempView(view)
 
 
 def _count_rows(session: SparkSession, data: ReportData, window_s: int | None) -> None:

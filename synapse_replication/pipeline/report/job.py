@@ -15,7 +15,7 @@ from markupsafe import Markup, escape
 from synapse_replication import __version__
 from synapse_replication.pipeline.archive.snapshot import Snapshot, open_snapshot
 from synapse_replication.pipeline.audit.findings import REMEDIES, read_findings
-from synapse_replication.pipeline.audit.job import AUDIT_STEPS, audited
+from synapse_replication.pipeline.audit.job import AUDIT_STEPS, audited, has_few_rows
 from synapse_replication.pipeline.progress import JobProgress
 from synapse_replication.pipeline.recorded_lines import lines_frame
 from synapse_replication.pipeline.report import counts
@@ -23,11 +23,10 @@ from synapse_replication.pipeline.result_folder import (
     created_atomically,
     path_of_new_folder,
 )
+from synapse_replication.pipeline.scan import kept
 from synapse_replication.pipeline.settings import PipelineSettings
-from synapse_replication.pipeline.source.connections import read_transaction
 from synapse_replication.pipeline.source.planning import scan_rows
 from synapse_replication.pipeline.spark.session import own_session, spark_job
-from synapse_replication.pipeline.wire_lines import find_recordings
 from synapse_replication.text import counted, duration
 
 if TYPE_CHECKING:
@@ -67,15 +66,12 @@ def run_report(
     folder = path_of_new_folder(out)
     archived = open_snapshot(archive) if archive else None
     given = None if findings is None else read_findings(findings)
-    find_recordings(recordings)
-    if settings is not None:
-        with read_transaction(settings.conninfo):
-            pass
+    few_rows = has_few_rows(settings, archived, recordings)
     audits = settings is not None and findings is None and with_audit
     name, steps = "synapse-replication report", _STEPS + AUDIT_STEPS * audits
     with JobProgress(sys.stderr, steps) as progress:
         with spark_job(name, master=master, progress=progress) as spark:
-            spark.start()
+            spark.start(few_rows=few_rows)
             if audits:
                 assert settings is not None
                 # Audit the version of the archive that the rest of the report uses.
@@ -110,7 +106,7 @@ def _rows(
     if settings is None:
         return None
     # Several queries use the rows: read the database only once.
-    return scan_rows(settings, *counts.ROW_COLUMNS).frame(session).localCheckpoint()
+    return kept(scan_rows(settings, *counts.ROW_COLUMNS).frame(session))
 
 
 def _sources(
