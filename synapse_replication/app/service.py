@@ -24,7 +24,7 @@ from twisted.application.service import MultiService, Service
 from twisted.internet.defer import CancelledError, Deferred, TimeoutError
 from twisted.internet.error import CannotListenError
 from twisted.internet.interfaces import IProtocolFactory
-from twisted.logger import Logger
+from twisted.logger import Logger, LogLevel
 from twisted.protocols.tls import TLSMemoryBIOFactory
 from twisted.python.failure import Failure
 from typing_extensions import override
@@ -83,6 +83,8 @@ if TYPE_CHECKING:
 
 #: The most time that each step of a stop may take, in s.
 DRAIN_TIMEOUT = 10.0
+#: The step of a stop without which rows are not sent.
+_SENDING = "sending written rows"
 
 
 @attrs.define(eq=False, repr=False)
@@ -105,12 +107,12 @@ class StopSteps:
         """
         self._steps.append((what, stop))
 
-    async def run(self) -> bool:
+    async def run(self) -> list[str]:
         """Run all steps, even if some fail.
 
-        :return: whether all steps succeeded in time.
+        :return: the steps that failed, or did not finish in time.
         """
-        all_done = True
+        failed = []
         while self._steps:
             what, stop = self._steps.pop()
             ending = Deferred.fromCoroutine(_call(stop))
@@ -122,10 +124,10 @@ class StopSteps:
                 why = f"it did not finish within {DRAIN_TIMEOUT:g} s"
             except Exception as error:  # noqa: BLE001 -- logged; the next steps run
                 why = str(error) or type(error).__name__
-            all_done = False
+            failed.append(what)
             text = "A step of the stop failed ({what}): {why}"
             self.log.warn(text, what=what, why=why)
-        return all_done
+        return failed
 
 
 async def _call(stop: Callable[[], Any]) -> None:
@@ -246,6 +248,12 @@ class Replication(Service):
         self._stops = StopSteps(reactor)
         self._starting: Deferred[None] | None = None
         self._began = self._is_up = False
+        self._stop_waiters: list[Deferred[None]] = []
+        self._is_stopping = self._has_stopped = False
+        #: The streams whose received rows were not delivered when a stop gave up.
+        self._undelivered: list[str] = []
+        #: What a stop did not finish, for the exit status; empty if nothing.
+        self.unfinished = ""
 
     # -- for the service's own code ---------------------------------------------------
 
@@ -323,9 +331,29 @@ class Replication(Service):
 
     @override
     def stopService(self) -> Deferred[None]:
-        """Stop the service; the Deferred fires when it has stopped."""
+        """Stop the service.
+
+        It may be called again, and from the sink: then the step that waits for the sink
+        is abandoned after :data:`DRAIN_TIMEOUT`.
+
+        :return: a Deferred that fires when the service has stopped. Cancelling it does
+            not end the stop.
+        """
         super().stopService()  # type: ignore[no-untyped-call]
-        return Deferred.fromCoroutine(self._stop())
+        waiting: Deferred[None] = Deferred()
+        self._stop_waiters.append(waiting)
+        if not self._is_stopping:
+            self._is_stopping = True
+            Deferred.fromCoroutine(self._stop()).addBoth(self._stopped)
+        elif self._has_stopped:
+            self._stopped(None)
+        return waiting
+
+    def _stopped(self, result: Any) -> None:
+        self._has_stopped = True
+        waiters, self._stop_waiters = self._stop_waiters, []
+        for waiting in waiters:
+            waiting.callback(result)
 
     # -- for SupervisedProcess --------------------------------------------------------
 
@@ -389,8 +417,8 @@ class Replication(Service):
             self._stops.add("announcing the exit", self._extension.stop)
         self._stops.add("dropping unsent commands", handler.sender.drop_unsent)
         self._stops.add("withdrawing syncing users", self._clear_users)
-        self._stops.add("handling received commands", handler.wait_until_idle)
-        self._stops.add("sending written rows", streamer.stop)
+        self._stops.add("handling received commands", self._deliver_received)
+        self._stops.add(_SENDING, streamer.stop)
         streamer.start()
         self._start_position_check()
         self.services.startService()  # type: ignore[no-untyped-call]
@@ -661,13 +689,42 @@ class Replication(Service):
         outcome = "everything received was handled and everything written was sent"
         if links and not any(link.up for link in links):
             outcome = "no link was up: readers will fetch what they have not received"
-        if not await self._stop_parts():
-            outcome = "the warnings above name the steps that did not finish"
-        self.log.info(
+        if failed := await self._stop_parts():
+            outcome = self.unfinished = self._describe_unfinished(failed)
+        self.log.emit(
+            LogLevel.error if self.unfinished else LogLevel.info,
             "{instance_name} has stopped; {outcome}",
             instance_name=self._options.instance_name,
             outcome=outcome,
         )
+
+    async def _deliver_received(self) -> None:
+        try:
+            await self._handler.wait_until_idle()
+        except CancelledError:
+            # The next steps cancel the sink, if it is still busy.
+            self._undelivered = self._handler.busy_streams()
+            raise
+
+    def _describe_unfinished(self, failed: Sequence[str]) -> str:
+        """Return what was not delivered and not sent because steps of the stop failed.
+
+        :param failed: the steps.
+        """
+        texts = []
+        if self._undelivered:
+            names = ", ".join(self._undelivered)
+            texts.append(
+                f"received rows of {names} were not delivered: they are fetched when "
+                "this process starts again, if its sink saves positions"
+            )
+        if _SENDING in failed:
+            texts.append(
+                "written rows were not sent: readers fetch them from the database, or "
+                "lose them if they were held in memory"
+            )
+        steps = ", ".join(failed)
+        return "; ".join([*texts, f"not finished, see the warnings above: {steps}"])
 
     def _give_up(self) -> None:
         """Fail :attr:`started` because the service was stopped before it was up."""
@@ -676,7 +733,7 @@ class Replication(Service):
         # The caller of stopService() need not handle this.
         self.started.addErrback(_ignore_cancellation)
 
-    async def _stop_parts(self) -> bool:
+    async def _stop_parts(self) -> list[str]:
         if self.services.running:
             Service.stopService(self.services)  # type: ignore[no-untyped-call]
             for service in self.services:

@@ -90,9 +90,8 @@ def run_service(
     :param stderr: the stream for the message of a :exc:`ReplicationError` that prevents
         the start or ends the run.
     :return: the exit status: 1 if the service could not be created or started, its
-        ``started`` or ``lost`` failed before the shutdown began, or the service failed
-        to stop;
-        otherwise 0.
+        ``started`` or ``lost`` failed before the shutdown began, the service failed to
+        stop, or it has an attribute ``unfinished`` that is not empty; otherwise 0.
     """
     # By default, a reactor's clock is the system's. If that is set back by hours, no
     # timer that was set before fires for hours: heartbeats and reconnections stop.
@@ -179,5 +178,8 @@ class _Process:
 
         async def stop(service: Runnable) -> None:
             await service.stopService()
+            if getattr(service, "unfinished", ""):
+                # The service has logged what was not delivered or sent.
+                self.status = 1
 
         return Deferred.fromCoroutine(stop(self._service)).addErrback(failed)

@@ -287,6 +287,11 @@ class SupervisedProcess:
             self._systemd.stopping()
         return maybeDeferred(self._process.stopService)
 
+    @property
+    def unfinished(self) -> str:
+        """What the stop did not finish; empty if nothing."""
+        return self._process.unfinished
+
     def reload(self) -> None:
         """Reload the configuration, and apply the settings that can change."""
         if self._systemd is not None:

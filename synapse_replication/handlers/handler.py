@@ -200,6 +200,10 @@ class ReplicationCommandHandler(HostCalls):
         for receiver in self.receivers.values():
             await receiver.wait_until_empty()
 
+    def busy_streams(self) -> list[str]:
+        """Return the streams with received rows that were not delivered yet."""
+        return sorted(name for name, each in self.receivers.items() if not each.is_idle)
+
     # -- connections -------------------------------------------------------------------
 
     def new_connection(

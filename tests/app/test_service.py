@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
 from twisted.application.service import Service
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.error import CannotListenError, ConnectionRefusedError
 from twisted.internet.task import Clock
 from twisted.internet.testing import MemoryReactorClock, StringTransport
@@ -196,6 +196,46 @@ class ReplicationTests(FilesMixin):
             self.successResultOf(stopped)
         self.assertEqual(self.recorder.calls, ["start", "stop", "close"])
         self.assertIn("warnings above", formatEvent(logged[-1]))
+        self.assertIn("stopping", process.unfinished)
+        # Another call, for instance after SIGTERM, has nothing left to wait for.
+        self.successResultOf(process.stopService())
+
+    def test_stop_twice(self) -> None:
+        """Each call waits for the one stop; cancelling one does not end the stop."""
+        self.recorder.stopping = Deferred()
+        process = self.make(redis={"enabled": False})
+        process.startService()
+        first, second = process.stopService(), process.stopService()
+        first.cancel()
+        self.failureResultOf(first, CancelledError)
+        self.assertNoResult(second)
+        self.recorder.stopping.callback(None)
+        self.successResultOf(second)
+        self.assertEqual(self.recorder.calls, ["start", "stop", "close"])
+        self.assertEqual(process.unfinished, "")
+
+    def test_stop_within_the_sink(self) -> None:
+        """A sink that waits for the stop is abandoned, and named in the last line."""
+        process = self.make(redis={"enabled": False})
+        process.startService()
+        ends: list[str] = []
+
+        async def stop() -> None:
+            await process.stopService()
+            ends.append("sink")
+
+        with capturedLogs() as logged:
+            process._handler.receivers["typing"]._queue.call(stop)
+            stopped = process.stopService()
+            self.assertNoResult(stopped)
+            self.reactor.pump([DRAIN_TIMEOUT] * 3)
+            self.successResultOf(stopped)
+        self.assertEqual(ends, ["sink"])
+        (last,) = [
+            text for text in map(formatEvent, logged) if text and "has stopped" in text
+        ]
+        self.assertIn("received rows of typing were not delivered", last)
+        self.assertIn("handling received commands", process.unfinished)
 
     def test_last_line(self) -> None:
         """The last log line confirms that everything received was handled."""
@@ -292,7 +332,7 @@ class StopStepsTests(SynchronousTestCase):
         stopped = Deferred.fromCoroutine(self.steps.run())
         self.assertEqual(self.calls, [])
         waiting.callback(None)
-        self.assertTrue(self.successResultOf(stopped))
+        self.assertEqual(self.successResultOf(stopped), [])
         self.assertEqual(self.calls, ["second", "first"])
 
     def test_any_awaitable(self) -> None:
@@ -307,7 +347,7 @@ class StopStepsTests(SynchronousTestCase):
         stopped = Deferred.fromCoroutine(self.steps.run())
         self.assertNoResult(stopped)
         waiting.callback(None)
-        self.assertTrue(self.successResultOf(stopped))
+        self.assertEqual(self.successResultOf(stopped), [])
 
     def test_failures(self) -> None:
         """
@@ -319,7 +359,7 @@ class StopStepsTests(SynchronousTestCase):
         with capturedLogs() as logs:
             stopped = Deferred.fromCoroutine(self.steps.run())
             self.clock.advance(DRAIN_TIMEOUT)
-        self.assertFalse(self.successResultOf(stopped))
+        self.assertEqual(self.successResultOf(stopped), ["failing", "hanging"])
         self.assertEqual(self.calls, ["last"])
         texts = [formatEvent(event) for event in logs]
         self.assertIn("A step of the stop failed (failing): ", texts[0])

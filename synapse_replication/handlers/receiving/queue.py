@@ -21,6 +21,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Final, Protocol
 
 import attrs
+from twisted.internet.defer import Deferred
 
 from synapse_replication.handlers.events import BackgroundTask
 from synapse_replication.handlers.receiving.context import StreamContext
@@ -80,7 +81,6 @@ class DrainedQueue:
         self._name = context.name
         self._task = BackgroundTask(f"replication_stream_{context.name}")
         self._run_as_background_process = context.run_as_background_process
-        self._clock = context.clock
         self._observer = context.observer
         self._yielder = context.yielder
         self._max_size = context.options.max_queue_size
@@ -90,7 +90,7 @@ class DrainedQueue:
         self._draining = False
         # Whether a length other than 0 was reported to the observer.
         self._is_reported = False
-        self._process: Awaitable[object] | None = None
+        self._waiters: list[Deferred[None]] = []
         self.overflow_count = 0
 
     def put(self, item: Work) -> None:
@@ -105,10 +105,7 @@ class DrainedQueue:
             self._is_reported = True
         else:
             self._draining = True
-            self._process = None
-            self._process = self._run_as_background_process(
-                self._task.description, self._drain
-            )
+            self._run_as_background_process(self._task.description, self._drain)
 
     def call(self, run: Callable[[], Awaitable[None] | None]) -> None:
         """Append a call."""
@@ -130,10 +127,14 @@ class DrainedQueue:
         return not self._draining
 
     async def wait_until_empty(self) -> None:
-        """Wait until the queue is empty and no item is being handled."""
+        """Wait until the queue is empty and no item is being handled.
+
+        Cancelling the wait does not cancel what it waits for.
+        """
         while self._draining:
-            # It is None while the process runs for the first time, before it waits.
-            await (self._process or self._clock.sleep(0))
+            ended: Deferred[None] = Deferred()
+            self._waiters.append(ended)
+            await ended
 
     async def _drain(self) -> None:
         try:
@@ -156,3 +157,6 @@ class DrainedQueue:
             if self._is_reported:
                 self._is_reported = False
                 self._observer.queue_changed(self._name, self._length)
+            waiters, self._waiters = self._waiters, []
+            for ended in waiters:
+                ended.callback(None)

@@ -307,6 +307,11 @@ class StreamReceiver:
         """
         self.writer(instance_name).verify(committed, upto)
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether everything received was handled, and no rows are being fetched."""
+        return self._queue.is_idle and not self._stream.fetches
+
     async def wait_until_empty(self) -> None:
         """Wait until everything received was handled, and no rows are being fetched."""
         await self._queue.wait_until_empty()

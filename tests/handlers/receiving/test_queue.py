@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Iterable
 
 import attrs
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -208,9 +208,19 @@ class DrainedQueueTests(SynchronousTestCase):
             waits.append(Deferred.fromCoroutine(self.queue.wait_until_empty()))
 
         self.queue.call(wait)
-        self.assertNoResult(waits[0])
-        self.reactor.advance(0)
         self.successResultOf(waits[0])
+
+    def test_cancelled_wait(self) -> None:
+        """If a wait is cancelled, the item that it waits for is still handled."""
+        self.is_held = True
+        self.put("a", 1, 10)
+        first = Deferred.fromCoroutine(self.queue.wait_until_empty())
+        second = Deferred.fromCoroutine(self.queue.wait_until_empty())
+        first.cancel()
+        self.failureResultOf(first, CancelledError)
+        self.assertFalse(self.busy[0].called)
+        self.busy[0].callback(None)
+        self.successResultOf(second)
 
 
 class ReactorYielderTests(SynchronousTestCase):
