@@ -257,6 +257,9 @@ class HttpCatchUpClient:
         if self._secret is not None:
             headers = {**headers, "Authorization": f"Bearer {self._secret}"}
         headers = {"Accept": "application/json", **headers}
+        if location.host is not None:
+            # The host in the URL may be an alias; the server accepts its own names.
+            headers = {**headers, "Host": location.text}
         # treq was imported to make the agent.
         from synapse_replication.http.agent import get, make_url
 
