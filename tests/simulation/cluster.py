@@ -12,7 +12,7 @@ from twisted.python.failure import Failure
 from synapse_replication.wire.commands import PositionCommand
 from tests.simulation.broker import SimulatedBroker
 from tests.simulation.clock import SimulatedClock
-from tests.simulation.database import SimulatedDatabase
+from tests.simulation.database import SimulatedDatabase, SimulatedStandby
 from tests.simulation.invariants import (
     Ledger,
     Reader,
@@ -94,6 +94,13 @@ class Cluster:
         self.database = SimulatedDatabase(
             self.clock, Random(f"{seed}/database"), TABLES, self.ledger.committed
         )
+        #: The database of "reader2", if it is a standby. A process of a homeserver
+        #: writes to its database, so it has none.
+        self.standby: SimulatedStandby | None = None
+        if not self.shares_tokens and Random(f"{seed}/standby").random() < 0.3:
+            self.standby = SimulatedStandby(
+                self.database, Random(f"{seed}/replay"), TABLES
+            )
         self.processes: dict[str, Process] = {}
         #: Processes that are about to be stopped and write nothing more.
         self.stopping: set[str] = set()

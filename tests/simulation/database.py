@@ -14,7 +14,7 @@ is an error.
 from __future__ import annotations
 
 import json
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from typing import Any, TypeVar
@@ -31,6 +31,7 @@ from synapse_replication.storage.standby import knowledge_sql
 from synapse_replication.streams.table import TableStream
 from tests.simulation.clock import SimulatedClock
 from tests.simulation.reactor import ProcessReactor
+from tests.simulation.topology import CACHES
 
 T = TypeVar("T")
 
@@ -40,6 +41,8 @@ MAX_ORPHANED_SECONDS = 3.0
 #: The maximum number of attempts of a transaction, as in ``storage/database.py``.
 MAX_ATTEMPTS = 6
 
+#: The rows of each table, the stored positions and the sequences.
+_State = tuple[dict[str, list["StoredRow"]], dict[tuple[str, str], int], dict[str, int]]
 _Params = Mapping[str, Any]
 _Statement = Callable[["_Cursor", _Params], Sequence[tuple[Any, ...]]]
 
@@ -64,6 +67,8 @@ class SimulatedDatabase:
     :ivar slowness: the factor of all latencies.
     """
 
+    is_standby = False
+
     def __init__(
         self,
         clock: SimulatedClock,
@@ -78,6 +83,9 @@ class SimulatedDatabase:
         self.lost_answer_chance = 0.0
         self.slowness = 1.0
         self.generation = 0
+        #: The states that a standby has not replayed, with their times; ``None`` if
+        #: there is no standby.
+        self.unreplayed: deque[tuple[float, _State]] | None = None
         #: The tables to which each open transaction has written.
         self.open_transactions: dict[int, set[str]] = {}
         self.transactions = 0
@@ -98,7 +106,9 @@ class SimulatedDatabase:
                 (*key, id_) for key, id_ in self.positions.items()
             ],
             queries.SQL["sequence_options"]: lambda cursor, params: [(1, 1, False)],
-            queries.SQL["role"]: lambda cursor, params: [(False, False)],
+            queries.SQL["role"]: lambda cursor, params: [
+                (self.is_standby, self.is_standby)
+            ],
             queries.SQL["timeline"]: lambda cursor, params: [("00000001",)],
             queries.SQL["table_exists"]: lambda cursor, params: [(True,)],
             queries.SQL["insert_position"]: self._insert_position,
@@ -202,17 +212,28 @@ class SimulatedDatabase:
         )
         self.statements[queries.sequence_state(table.sequence)] = state
 
+    def refresh(self) -> None:
+        """Bring the state up to date before a transaction."""
+
+    def _changed(self) -> None:
+        if self.unreplayed is not None:
+            rows = {name: list(of_table) for name, of_table in self.rows.items()}
+            state = rows, dict(self.positions), dict(self.sequences)
+            self.unreplayed.append((self.clock.rightNow, state))
+
     # -- statements -------------------------------------------------------------------
 
     def _next_ids(self, cursor: _Cursor, params: _Params) -> list[tuple[Any, ...]]:
         sequence = params["sequence"].strip('"')
         first = self.sequences[sequence] + 1
         self.sequences[sequence] += params["count"]
+        self._changed()
         return [(id_,) for id_ in range(first, first + params["count"])]
 
     def _skip_ids(self, cursor: _Cursor, params: _Params) -> list[tuple[Any, ...]]:
         sequence = params["sequence"].strip('"')
         self.sequences[sequence] += params["count"]
+        self._changed()
         return [(self.sequences[sequence],)]
 
     def _read_indexes(self, cursor: _Cursor, params: _Params) -> list[Any]:
@@ -235,7 +256,7 @@ class SimulatedDatabase:
             for (stream, writer), id_ in self.positions.items()
             if stream == stream_name
         }
-        return [False, stored, None]
+        return [self.is_standby, stored, None]
 
     def _read_positions(self, cursor: _Cursor, params: _Params) -> list[Any]:
         return [
@@ -247,17 +268,20 @@ class SimulatedDatabase:
     def _insert_position(self, cursor: _Cursor, params: _Params) -> list[Any]:
         key = params["stream_name"], params["instance_name"]
         self.positions.setdefault(key, params["stream_id"])
+        self._changed()
         return []
 
     def _upsert_position(self, cursor: _Cursor, params: _Params) -> list[Any]:
         key = params["stream_name"], params["instance_name"]
         self.positions[key] = max(self.positions.get(key, 0), params["stream_id"])
+        self._changed()
         return []
 
     def _delete_positions(self, cursor: _Cursor, params: _Params) -> list[Any]:
         for stream, writer in list(self.positions):
             if stream == params["stream_name"] and writer not in params["writers"]:
                 del self.positions[stream, writer]
+        self._changed()
         return []
 
     # -- commit and faults -------------------------------------------------------------
@@ -273,6 +297,7 @@ class SimulatedDatabase:
         for table, id_, writer, values in inserts:
             self.rows[table] += [StoredRow(id_, writer, row) for row in values]
             self._committed(self._streams[table], writer, id_, values)
+        self._changed()
 
     def stop(self) -> None:
         """Stop the server: open transactions are never committed."""
@@ -287,14 +312,47 @@ class SimulatedDatabase:
         """Set every sequence back, as after a failover to a standby that was behind."""
         for sequence, value in self.sequences.items():
             self.sequences[sequence] = max(1, value - ids)
+        self._changed()
 
     def set_sequence(self, sequence: str, value: int) -> None:
         """Advance a sequence, as the hint of a ``SequenceBehindError`` advises."""
         self.sequences[sequence] = max(self.sequences[sequence], value)
+        self._changed()
 
     def latency(self) -> float:
         """Return the duration of one step of a transaction, in s."""
         return (0.001 + self.random.random() * 0.03) * self.slowness
+
+
+class SimulatedStandby(SimulatedDatabase):
+    """A hot standby, which replays what its primary does, after some time.
+
+    :param primary: the primary. Streams without stored positions are read from it.
+    :ivar lag: the time after which a change is visible, in s.
+    """
+
+    is_standby = True
+
+    def __init__(
+        self, primary: SimulatedDatabase, random: Random, tables: Sequence[TableStream]
+    ) -> None:
+        super().__init__(primary.clock, random, tables, lambda *_: None)
+        self.primary = primary
+        self.lag = 0.05
+        self._states: deque[tuple[float, _State]] = deque()
+        primary.unreplayed = self._states
+        primary._changed()
+
+    def refresh(self) -> None:
+        """Replay the changes that are old enough."""
+        while self._states and self._states[0][0] + self.lag <= self.clock.rightNow:
+            _, (rows, positions, sequences) = self._states.popleft()
+            for name, of_table in rows.items():
+                # The statements refer to these lists.
+                self.rows[name][:] = of_table
+            self.positions.clear()
+            self.positions.update(positions)
+            self.sequences.update(sequences)
 
 
 _Insert = tuple[str, int, str, list[tuple[Any, ...]]]
@@ -348,8 +406,11 @@ class DatabaseClient:
         autocommit: bool = False,
     ) -> Deferred[T]:
         """Run ``func(cursor)`` in a transaction, whose response arrives later."""
+        database = self._database
+        if isinstance(database, SimulatedStandby) and description.endswith(CACHES):
+            database = database.primary
         transaction = _Transaction(
-            self._database, self._reactor, description, func, autocommit
+            database, self._reactor, description, func, autocommit
         )
         transaction.begin()
         return transaction.answered
@@ -387,6 +448,7 @@ class _Transaction:
         if not database.is_up:
             self._answer_down()
             return
+        database.refresh()
         self._attempts += 1
         generation = database.generation
         cursor = _Cursor(database)

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from synapse_replication.app.host import StandaloneHost
 from synapse_replication.streams.backlog import Backlog
 from tests.simulation.clock import SimulatedClock
-from tests.simulation.database import SimulatedDatabase
+from tests.simulation.database import SimulatedDatabase, SimulatedStandby
 from tests.simulation.invariants import Ledger, Reader
 from tests.simulation.network import SimulatedNetwork
 from tests.simulation.topology import Links
@@ -52,6 +52,7 @@ class Environment(Protocol):
     clock: SimulatedClock
     network: SimulatedNetwork
     database: SimulatedDatabase
+    standby: SimulatedStandby | None
     ledger: Ledger
     counts: Counts
     discards: bool

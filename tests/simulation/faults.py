@@ -92,6 +92,8 @@ class Faults:
             self._fail_sinks,
             self._fail_http,
         ]
+        if cluster.standby is not None:
+            kinds += [self._lag] * 6
         for _ in range(random.randrange(2, 14)):
             kind = random.choice(kinds)
             at = start + random.random() * (self._until - start)
@@ -136,6 +138,7 @@ class Faults:
         self._end_interleaving()
         cluster.broker.auth_stalls = cluster.broker.auth_fails = False
         cluster.database.slowness = 1.0
+        self._set_lag(0.05)
         if not cluster.database.is_up:
             cluster.database.start()
         if not cluster.network.broker_is_up:
@@ -289,6 +292,20 @@ class Faults:
         database = self._cluster.database
         database.slowness = self._random.choice([5.0, 30.0])
         return f"for {self._later(setattr, database, 'slowness', 1.0):.1f} s"
+
+    def _lag(self) -> str:
+        """Let the standby lag behind, and its reader miss rows meanwhile."""
+        lag = self._random.choice([0.5, 3.0, 8.0])
+        self._set_lag(lag)
+        self._cluster.crash("reader2")
+        self._cluster.clock.callLater(
+            self._random.random() * 2, self._cluster.start, "reader2"
+        )
+        return f"{lag} s for {self._later(self._set_lag, 0.05):.1f} s"
+
+    def _set_lag(self, seconds: float) -> None:
+        if self._cluster.standby is not None:
+            self._cluster.standby.lag = seconds
 
     def _lose_answers(self) -> str:
         database = self._cluster.database

@@ -40,6 +40,9 @@ class Moves:
         self._random = random = Random(f"{seed}/moves")
         self._before: dict[str, Sequence[str]] = {}
         self._moving: set[str] = set()
+        if cluster.standby is not None:
+            # On a standby, it is not known when the rows of a removed writer are final.
+            return
         for _ in range(random.choice([0, 1, 1, 2, 3])):
             at = start + random.random() * (until - start)
             cluster.clock.callLater(at, self._move)

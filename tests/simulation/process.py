@@ -120,7 +120,10 @@ class Process:
         if name in cluster.speak_extension:
             page_rows = cluster.links.page_rows + 1
             self.backlog = Backlog(BacklogOptions(max_rows=40, page_rows=page_rows))
-        self.database = DatabaseClient(cluster.database, self.reactor)
+        database = cluster.database
+        if name == "reader2" and cluster.standby is not None:
+            database = cluster.standby
+        self.database = DatabaseClient(database, self.reactor)
         self.generators: dict[str, MultiWriterIdGenerator] = {}
         self.written: dict[str, PostgresStream | MemoryStream] = {}
         #: The (stream, writer) pairs whose initial position is not saved.
