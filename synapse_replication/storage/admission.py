@@ -26,6 +26,7 @@ import attrs
 
 from synapse_replication.errors import NameLostError
 from synapse_replication.storage import queries
+from synapse_replication.storage.prepared import Prepared
 
 if TYPE_CHECKING:
     import psycopg2
@@ -40,17 +41,17 @@ class Admission:
 
     :ivar instance_name: the name.
     :ivar term: how often the name had been acquired when this process acquired it.
-    :ivar commit: the statements that check the name and commit a transaction.
+    :ivar check: checks the name, before a commit.
     """
 
     instance_name: str
     term: int
-    commit: str = attrs.field(init=False)
+    check: Prepared = attrs.field(init=False)
 
-    @commit.default
-    def _make_commit(self) -> str:
+    @check.default
+    def _make_check(self) -> Prepared:
         name = queries.literal(self.instance_name)
-        return f"SELECT synapse_replication_admit({name}, {self.term}); COMMIT"
+        return Prepared(f"SELECT synapse_replication_admit({name}, {self.term})", {})
 
     @property
     def parameters(self) -> dict[str, Any]:

@@ -79,6 +79,7 @@ from synapse_replication.storage.lost_answers import (
     LostAnswer,
     identify,
 )
+from synapse_replication.storage.prepared import Prepared
 from synapse_replication.streams.writer import TransactionOutcome
 from synapse_replication.streams.writer_table import (
     Effect,
@@ -124,6 +125,22 @@ class Transaction(psycopg2.extensions.cursor):
         self.after_callbacks: list[Callable[[], object]] = []
         self.exception_callbacks: list[Callable[[], object]] = []
 
+    def execute_prepared(
+        self, statement: Prepared, parameters: Mapping[str, Any]
+    ) -> None:
+        """Execute a statement, planned once for each connection of the pool.
+
+        Behind a pooler, it is planned each time.
+        """
+        connection = self.connection
+        if not isinstance(connection, _Connection) or connection.backend.pid == 0:
+            self.execute(statement.sql, parameters)
+            return
+        if statement.name not in connection.prepared:
+            self.execute(statement.prepare)
+            connection.prepared.add(statement.name)
+        self.execute(statement.execute, parameters)
+
     def call_after(self, func: Callable[..., object], *args: object) -> None:
         """Call ``func(*args)`` in the reactor's thread after the commit."""
         self.after_callbacks.append(lambda: func(*args))
@@ -152,9 +169,11 @@ class _Connection(psycopg2.extensions.connection):
     methods of its connection nevertheless, as with psycopg2's own transactions.
 
     :ivar backend: the session, for the case that it breaks.
+    :ivar prepared: the names of the statements that it has prepared.
     """
 
     backend: Backend
+    prepared: set[str]
 
     def commit(self) -> None:
         """Commit the current transaction, if there is one."""
@@ -466,12 +485,13 @@ class Database:
         """Run the transaction, with retries; add its callbacks to the request."""
         attempts = reconnects = 0
         admission = self._admission
-        commit = "COMMIT" if admission is None else admission.commit
         while True:
             attempts += 1
             attempt = _Attempt(self._acquire(), request.description)
             try:
-                return attempt.run(request.func, commit, autocommit=request.autocommit)
+                return attempt.run(
+                    request.func, admission, autocommit=request.autocommit
+                )
             except _RETRYABLE:
                 if attempts >= MAX_ATTEMPTS:
                     raise
@@ -508,6 +528,7 @@ class Database:
             connection = _connect(self._conninfo, _Connection)
             connection.autocommit = True
             connection.backend = identify(connection)
+            connection.prepared = set()
             return connection
 
     def _release(self, connection: _Connection, *, is_broken: bool) -> None:
@@ -593,7 +614,11 @@ class _Attempt:
         self._cursor: Transaction | None = None
 
     def run(
-        self, func: Callable[[Transaction], T], commit: str, *, autocommit: bool
+        self,
+        func: Callable[[Transaction], T],
+        admission: Admission | None,
+        *,
+        autocommit: bool,
     ) -> T:
         """Run the function, and commit its transaction."""
         try:
@@ -610,6 +635,7 @@ class _Attempt:
                     # The callbacks need the outcome, even if the answer is lost.
                     own.execute("SELECT pg_current_xact_id_if_assigned()::text")
                     ((cursor.xid,),) = own.fetchall()
+            commit = self._commit_statement(admission)
             self._handle(TransactionEvent.COMMIT_SENT)
             if not autocommit:
                 own.execute(commit)
@@ -623,6 +649,18 @@ class _Attempt:
             raise
         self._handle(TransactionEvent.ACKNOWLEDGED)
         return result
+
+    def _commit_statement(self, admission: Admission | None) -> str:
+        """Return the statements that commit; prepare what they execute."""
+        if admission is None:
+            return "COMMIT"
+        connection, check = self.connection, admission.check
+        if connection.backend.pid == 0:
+            return f"{check.sql}; COMMIT"
+        if check.name not in connection.prepared:
+            connection.cursor().execute(check.prepare)
+            connection.prepared.add(check.name)
+        return f"{check.execute}; COMMIT"
 
     def lost_answer(self, error: psycopg2.Error) -> LostAnswer:
         """Return the question what became of the transaction."""

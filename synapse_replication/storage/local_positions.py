@@ -47,6 +47,7 @@ from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.storage import queries
 from synapse_replication.storage.admission import Admission
 from synapse_replication.storage.id_streams import IdStream, read_sequence
+from synapse_replication.storage.prepared import Prepared, run
 from synapse_replication.storage.round_trips import RoundTripGate, SharedRoundTrip
 from synapse_replication.storage.sequences import skip_ids
 from synapse_replication.streams.writer_positions import WriterPositions
@@ -138,7 +139,7 @@ class PositionPersister:
     _gate: RoundTripGate
     _admission: Admission | None
     _upserts: SharedRoundTrip[Deferred[None]] = attrs.field(init=False)
-    _statement: str = attrs.field(init=False)
+    _statement: Prepared = attrs.field(init=False)
     #: The greatest position that was persisted.
     _persisted: int = attrs.field(default=0, init=False)
     _retry_is_due: bool = attrs.field(default=False, init=False)
@@ -150,8 +151,14 @@ class PositionPersister:
     def __attrs_post_init__(self) -> None:
         self._not_before = self._clock.seconds() + FOLLOW_SECONDS
         self._upserts = SharedRoundTrip(self._upsert, self._gate)
-        self._statement = queries.upsert_position(
-            self._stream.negative, is_admitted=self._admission is not None
+        types = {"stream_name": "text", "instance_name": "text", "stream_id": "bigint"}
+        if self._admission is not None:
+            types |= {"writer": "text", "term": "bigint"}
+        self._statement = Prepared(
+            queries.upsert_position(
+                self._stream.negative, is_admitted=self._admission is not None
+            ),
+            types,
         )
 
     def persist(self) -> Deferred[None]:
@@ -202,7 +209,7 @@ class PositionPersister:
             with self._observer.span(PositionWrite(stream_name, writer, local)):
                 await self._database.transact(
                     "persist_position",
-                    lambda txn: txn.execute(self._statement, parameters),
+                    lambda txn: run(txn, self._statement, parameters),
                     autocommit=True,
                 )
         except Exception as error:  # noqa: BLE001 -- reported to the observer

@@ -22,6 +22,7 @@ from synapse_replication.errors import (
 )
 from synapse_replication.storage.database import Transaction, TransactionRunner
 from synapse_replication.storage.id_streams import read_sequence
+from synapse_replication.storage.prepared import Prepared, run
 from synapse_replication.storage.row_pages import query_page, read_rows_between
 from synapse_replication.storage.row_queries import insert_sql, queries_of
 from synapse_replication.storage.standby import Knowledge, knowledge_sql, read_role
@@ -115,7 +116,7 @@ class PostgresStream:
             raise StreamConfigurationError(
                 f"stream {declared.name} has no tables; use a MemoryStream for it"
             )
-        self._insert = ""
+        self._insert: Prepared | None = None
         self._columns: Sequence[str] = ()
         self._writers = tuple(writers or ())
         if isinstance(declared, TableStream):
@@ -126,7 +127,11 @@ class PostgresStream:
             # Its rows on the wire have all columns of its table.
             self._columns = self._queries[0].columns
         if self._columns:
-            self._insert = insert_sql(self._queries[0].ids, self._columns)
+            ids_of_rows = self._queries[0].ids
+            types = {"id": "bigint", "rows": "text"}
+            if ids_of_rows.writer_column is not None:
+                types["instance_name"] = "text"
+            self._insert = Prepared(insert_sql(ids_of_rows, self._columns), types)
         self._combined = CombinedPosition()
         self._positions_name = declared.positions_name or declared.name
         self._knowledge_sql = knowledge_sql(
@@ -404,7 +409,7 @@ class PostgresStream:
 
     def _encode_new(self, rows: Sequence[Any]) -> str:
         name = self.description.name
-        if not self._insert:
+        if self._insert is None:
             raise StreamConfigurationError(
                 f"stream {name} is read here but not written; write to the tables "
                 "with ids of its id generator, or declare it as a TableStream"
@@ -426,7 +431,8 @@ class PostgresStream:
 
     def _insert_rows(self, txn: Transaction, id_: int, text: str) -> None:
         values = {"id": id_, "instance_name": self._instance_name, "rows": text}
-        txn.execute(self._insert, values)
+        assert self._insert is not None
+        run(txn, self._insert, values)
         if hasattr(txn, "xid"):
             ((txn.xid,),) = txn.fetchall()
 

@@ -41,20 +41,22 @@ CREATE TABLE synapse_replication_writers (
 CREATE FUNCTION synapse_replication_admit(
     writer text, held bigint, ids bigint[] DEFAULT NULL, locks boolean DEFAULT false
 ) RETURNS bigint[] LANGUAGE plpgsql AS $$
-DECLARE
-    found_term bigint;
-    found_holder text;
 BEGIN
     IF locks OR pg_current_xact_id_if_assigned() IS NOT NULL THEN
-        SELECT term, holder INTO found_term, found_holder
-        FROM synapse_replication_writers WHERE instance_name = writer FOR SHARE;
+        PERFORM FROM synapse_replication_writers
+        WHERE instance_name = writer AND term = held FOR SHARE;
     ELSE
-        SELECT term, holder INTO found_term, found_holder
-        FROM synapse_replication_writers WHERE instance_name = writer;
+        PERFORM FROM synapse_replication_writers
+        WHERE instance_name = writer AND term = held;
     END IF;
-    IF found_term IS DISTINCT FROM held THEN
-        RAISE EXCEPTION USING ERRCODE = 'SR001',
-            MESSAGE = coalesce(found_holder, 'an unknown process');
+    IF NOT FOUND THEN
+        RAISE EXCEPTION USING ERRCODE = 'SR001', MESSAGE = coalesce(
+            (
+                SELECT holder FROM synapse_replication_writers
+                WHERE instance_name = writer
+            ),
+            'an unknown process'
+        );
     END IF;
     RETURN ids;
 END $$

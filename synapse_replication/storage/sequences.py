@@ -26,6 +26,7 @@ from synapse_replication.storage.id_streams import (
     find_sequence_problem,
     read_sequence,
 )
+from synapse_replication.storage.prepared import Prepared, run
 from synapse_replication.storage.standby import read_role
 from synapse_replication.streams.id_column import IdColumn
 from synapse_replication.streams.writer_positions import FIRST_POSITION, WriterPositions
@@ -44,6 +45,18 @@ MAX_ROWS_AT_START = 10_000
 
 #: The greatest value of an id's column.
 MAX_ID = 2**63 - 1
+
+_COUNTED = {"sequence": "text", "count": "integer"}
+_ADMITTED = {**_COUNTED, "writer": "text", "term": "bigint"}
+_ALLOCATIONS = {
+    name: Prepared(queries.SQL[name], types)
+    for name, types in (
+        ("next_ids", _COUNTED),
+        ("txn_ids", _COUNTED),
+        ("admitted_ids", _ADMITTED),
+        ("admitted_txn_ids", _ADMITTED),
+    )
+}
 
 
 def fetch_ids(
@@ -81,7 +94,7 @@ def fetch_ids(
         parameters |= admission.parameters
     while len(ids) < count:
         wanted = count - len(ids)
-        txn.execute(queries.SQL[name], {**parameters, "count": wanted})
+        run(txn, _ALLOCATIONS[name], {**parameters, "count": wanted})
         rows = txn.fetchall()
         allocated = [row[0] for row in rows]
         if in_use and hasattr(txn, "xid"):

@@ -20,6 +20,7 @@ from synapse_replication.errors import (
     TransactionRolledBackError,
 )
 from synapse_replication.storage.database import MAX_ATTEMPTS, Database, Transaction
+from synapse_replication.storage.prepared import Prepared, run
 from tests.storage.doubles import PostgresMixin
 
 
@@ -278,6 +279,28 @@ class DatabaseTests(PostgresMixin, TestCase):
         with self.assertRaises(CommitUnknownError):
             await self.database.transact("insert", insert)
         self.assertEqual((len(attempts), self.count()), (1, 2))
+
+    async def test_prepared(self) -> None:
+        """A statement is planned once for a connection, unless its table changes."""
+        count = Prepared(
+            "SELECT data FROM foobar WHERE stream_id = %(id)s AND 'a%%' LIKE 'a%%'",
+            {"id": "bigint"},
+        )
+
+        def read(txn: Transaction) -> Any:
+            run(txn, count, {"id": 1})
+            return txn.fetchone()
+
+        def prepared(txn: Transaction) -> Any:
+            txn.execute("SELECT count(*) FROM pg_prepared_statements")
+            return txn.fetchone()
+
+        for _ in range(2):
+            self.assertEqual(await self.database.transact("read", read), ("old",))
+            self.assertEqual(await self.database.transact("count", prepared), (1,))
+            self.sql("ALTER TABLE foobar ADD COLUMN IF NOT EXISTS more text")
+        await self.break_all()
+        self.assertEqual(await self.database.transact("read", read), ("old",))
 
     async def test_server_unreachable(self) -> None:
         """If no server answers, the caller gets the failure."""
