@@ -65,7 +65,7 @@ def main(arguments: list[str]) -> int:
     status = max(status, _explore_writers(options))
     if status == 1:
         return 1
-    if not options.world and not compare_driver(300 if options.shallow else 3000):
+    if not options.world and not compare_driver(40 if options.shallow else 300):
         return 1
     untaken = names(entries() - taken)
     print(f"{len(taken)} entries of the table taken")  # noqa: T201 -- the result

@@ -438,8 +438,10 @@ class Driven:
         if is_idle:
             self._queue.call(partial(self._writer.handle, link, item))
         else:
-            self._writer.give_up(link, item)
+            if not self._has_given_up:
+                self._queue.overflow_count += 1
             self._has_given_up = True
+            self._writer.give_up(link, item)
 
     def _up(self, number: int, *_: Any) -> None:
         link: Any = _Link(_Connection(str(number)))
@@ -501,7 +503,6 @@ class Driven:
             self._done()
 
     def _overflow(self, *_: Any) -> None:
-        self._queue.overflow_count += 1
         self._has_given_up = False
 
     def _drained(self, busy: Any, *_: Any) -> None:
