@@ -26,9 +26,6 @@ DEEP: dict[str, Bounds] = {
     "other writer, replaced": Bounds(
         blocks=((1,), (1,)), freezes=1, severs=1, others=1
     ),
-    "sequence set back, replaced": Bounds(
-        blocks=((1,), (1,)), severs=1, set_backs=1, breaks=1
-    ),
     "all faults of a writer": Bounds(
         blocks=_TWO, freezes=1, breaks=1, failovers=1, snapshots=1
     ),
