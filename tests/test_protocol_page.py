@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -72,6 +73,29 @@ class AnnotatedSessionTests(SynchronousTestCase):
             ],
         )
         self.assertEqual(events.requests + typing.requests, [])
+        self.assertEqual(connection.closed_with, [])
+
+    def test_tags_of_older_peers(self) -> None:
+        """The lines of the stream of tags are understood as the page says."""
+        (block,) = re.findall(
+            r"is a text of JSON::\n\n((?:    .+\n)+)", PAGE.read_text()
+        )
+        tags = SourceStream("tag_account_data", Row)
+        tags.description = STANDARD_STREAMS["tag_account_data"].description
+        tags.advance("master", 7)
+        host = RecordingHost(tags)
+        handler = ReplicationCommandHandler(host, host.observer)
+        connection = MemoryConnection()
+        handler.new_connection(connection)
+        handler.received(
+            connection,
+            read_lines([line.strip().encode() for line in block.splitlines()]),
+        )
+        host.reactor.advance(0)
+        ((*where, (row,)),) = host.rows.rows
+        self.assertEqual(where, ["tag_account_data", "master", 8])
+        self.assertEqual(json.loads(row.data), {"m.favourite": {"order": 0.5}})
+        self.assertEqual(tags.requests, [])
         self.assertEqual(connection.closed_with, [])
 
     def test_delivers_documented_rows(self) -> None:

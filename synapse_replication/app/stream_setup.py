@@ -205,7 +205,7 @@ class StreamSetup:
                 await self._report_initial_positions(stream, sink)
 
     def _may_be_absent(self, name: str) -> bool:
-        is_default = self._options.streams == tuple(registry.STANDARD_STREAMS)
+        is_default = self._options.streams == registry.DEFAULT_STREAMS
         return is_default and name != _OF_EACH_VERSION
 
     async def _check_columns(self, declared: TableStream) -> None:

@@ -25,6 +25,7 @@ from synapse_replication.errors import ConfigError, StreamConfigurationError
 from synapse_replication.options import InvalidValueError
 from synapse_replication.streams.memory import InMemory
 from synapse_replication.streams.standard.registry import (
+    DEFAULT_STREAMS,
     MAIN_INSTANCE,
     STANDARD_STREAMS,
 )
@@ -109,7 +110,7 @@ def read_streams(merged: MergedFiles) -> tuple[str | TableStream, ...]:
     own = merged.values.get(OWN_SECTION)
     entries = own.get("streams") if isinstance(own, dict) else None
     if entries is None:
-        return tuple(STANDARD_STREAMS)
+        return DEFAULT_STREAMS
     path = (OWN_SECTION, "streams")
     streams = read_value(tuple[StreamEntry, ...], entries, path, merged)
     return () if streams is INVALID else tuple(streams)

@@ -33,6 +33,7 @@ from synapse_replication.redis.options import RedisOptions
 from synapse_replication.storage.id_streams import IdStream, id_stream_of
 from synapse_replication.streams.memory import InMemory
 from synapse_replication.streams.standard.registry import (
+    DEFAULT_STREAMS,
     MAIN_INSTANCE,
     STANDARD_STREAMS,
     StandardStream,
@@ -176,7 +177,7 @@ class ReplicationOptions(SharedOptions):
         metadata=option("worker_name", pattern=r"\S+", hint="write one word")
     )
     streams: tuple[str | TableStream | InMemory, ...] = attrs.field(
-        default=tuple(STANDARD_STREAMS),
+        default=DEFAULT_STREAMS,
         converter=_to_streams,
         metadata=option("synapse_replication.streams"),
     )

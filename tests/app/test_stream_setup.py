@@ -25,7 +25,10 @@ from synapse_replication.handlers.interfaces import Identity
 from synapse_replication.handlers.receiving.context import ReceiverOptions
 from synapse_replication.http.client import HttpCatchUpClient, with_retries
 from synapse_replication.storage.database import Database
-from synapse_replication.streams.standard.registry import STANDARD_STREAMS
+from synapse_replication.streams.standard.registry import (
+    DEFAULT_STREAMS,
+    STANDARD_STREAMS,
+)
 from synapse_replication.streams.stream import RemovedWriter
 from synapse_replication.streams.table import TableStream
 from synapse_replication.testing.servers import shared_postgres
@@ -486,7 +489,7 @@ class StreamSetupTests(TestCase):
         """
         self.store()
         with self.assertRaisesRegex(ConfigError, '"events" does not exist'):
-            await self.set_up(PositionsOnlySink(), streams=tuple(STANDARD_STREAMS))
+            await self.set_up(PositionsOnlySink(), streams=DEFAULT_STREAMS)
         self.execute(
             "CREATE SEQUENCE events_stream_seq START 2;"
             "CREATE TABLE events (stream_ordering bigint, instance_name text);"
@@ -495,7 +498,7 @@ class StreamSetupTests(TestCase):
             "CREATE TABLE current_state_delta_stream (stream_id bigint, "
             "instance_name text)"
         )
-        host = await self.set_up(PositionsOnlySink(), streams=tuple(STANDARD_STREAMS))
+        host = await self.set_up(PositionsOnlySink(), streams=DEFAULT_STREAMS)
         found = host.streams.get_streams()
         self.assertIn("events", found)
         self.assertIn("typing", found)

@@ -9,7 +9,7 @@ from synapse_replication.handlers.receiving.context import ReceiverOptions
 from synapse_replication.http.location import InstanceLocation
 from synapse_replication.redis.options import RedisOptions
 from synapse_replication.streams.backlog import BacklogOptions
-from synapse_replication.streams.standard.registry import STANDARD_STREAMS
+from synapse_replication.streams.standard.registry import DEFAULT_STREAMS
 from synapse_replication.streams.table import TableStream
 from synapse_replication.wire.pending_lines import PendingLimit
 from tests.config.process_case import HOMESERVER, WORKER, LoadConfigTestCase
@@ -40,7 +40,7 @@ class LoadConfigTests(LoadConfigTestCase):
         self.assertEqual(config.secret, "knock")
         self.assertTrue(config.stores_user_ips)
         self.assertEqual(config.tcp_connect, ())
-        self.assertEqual(config.streams, tuple(STANDARD_STREAMS))
+        self.assertEqual(config.streams, DEFAULT_STREAMS)
 
     def test_only_our_listeners(self) -> None:
         """Listeners without resources of this project are skipped."""

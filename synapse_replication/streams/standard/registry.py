@@ -62,6 +62,8 @@ class StandardStream(Struct, frozen=True, kw_only=True):
         they cannot be configured.
     :ivar any_instance_writes: whether every instance may write it without being
         declared, so that it has no positions in ``stream_positions``.
+    :ivar from_older_peers_only: whether only older versions of Synapse write it; it is
+        then replicated only if the configuration names it.
     :ivar sequence: the sequence of its ids; ``None`` if it is held in memory.
     :ivar tables: the tables that store its ids. Within a token, the rows of an earlier
         table come first.
@@ -81,6 +83,7 @@ class StandardStream(Struct, frozen=True, kw_only=True):
     announce_own_moves_only: bool = False
     writers_key: str | None = None
     any_instance_writes: bool = False
+    from_older_peers_only: bool = False
     sequence: str | None = None
     tables: tuple[RowTable, ...] = ()
     positions_name: str | None = None
@@ -152,4 +155,11 @@ def _read_streams() -> Iterator[StandardStream]:
 #: The standard streams by their names on the wire.
 STANDARD_STREAMS: Mapping[str, StandardStream] = MappingProxyType(
     {stream.name: stream for stream in _read_streams()}
+)
+
+#: The names of the streams that are replicated unless the configuration lists others.
+DEFAULT_STREAMS: tuple[str, ...] = tuple(
+    name
+    for name, stream in STANDARD_STREAMS.items()
+    if not stream.from_older_peers_only
 )

@@ -225,6 +225,18 @@ class AccountDataStreamRow:
 
 
 @attrs.frozen
+class TagAccountDataStreamRow:
+    """A user's tags of a room changed: older peers send this in a stream of its own.
+
+    :ivar data: the tags, usually a text that contains a JSON object.
+    """
+
+    user_id: str
+    room_id: str
+    data: Any
+
+
+@attrs.frozen
 class ProfileUpdatesStreamRow:
     """A user's profile, or its visibility, changed.
 

@@ -9,7 +9,10 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import RowDecodeError
 from synapse_replication.streams.id_column import IdColumn
-from synapse_replication.streams.standard.registry import STANDARD_STREAMS
+from synapse_replication.streams.standard.registry import (
+    DEFAULT_STREAMS,
+    STANDARD_STREAMS,
+)
 
 NAMES = [
     "events",
@@ -25,6 +28,7 @@ NAMES = [
     "to_device",
     "federation",
     "account_data",
+    "tag_account_data",
     "profile_updates",
     "sticky_events",
     "thread_subscriptions",
@@ -59,6 +63,7 @@ ROWS: dict[str, list[Any]] = {
     "to_device": [["@a3:x"], ["remote.example"]],
     "federation": [["k", {"key": {"a": 1}}]],
     "account_data": [["@a:x", None, "t.bed"], ["@a:x", "!r", "m.fully_read"]],
+    "tag_account_data": [["@a:x", "!r", '{"m.favourite":{}}'], ["@a:x", "!r", {}]],
     "profile_updates": [
         ["@a:x", "joined_room", None],
         ["@a:x", "update", ["displayname"]],
@@ -75,10 +80,16 @@ class StandardStreamsTests(SynchronousTestCase):
     """Tests for the table of standard streams."""
 
     def test_every_standard_stream(self) -> None:
-        """All 19 streams exist under their names on the wire."""
+        """All 20 streams exist under their names on the wire."""
         self.assertEqual(list(STANDARD_STREAMS), NAMES)
         for name, stream in STANDARD_STREAMS.items():
             self.assertEqual(name, stream.description.name)
+
+    def test_streams_of_older_peers(self) -> None:
+        """A stream that no current peer writes must be configured by name."""
+        self.assertEqual(
+            DEFAULT_STREAMS, tuple(name for name in NAMES if name != "tag_account_data")
+        )
 
     def test_rows_survive_the_round_trip(self) -> None:
         """Each stream's rows are decoded to typed rows and encoded unchanged."""
@@ -118,17 +129,23 @@ class StandardStreamsTests(SynchronousTestCase):
             self.assertEqual(stream.any_instance_writes, name == "caches", name)
 
     def test_streams_held_in_memory(self) -> None:
-        """Exactly three streams have no table; they and ``caches`` are resettable."""
+        """
+        Exactly four streams have no table; those of which the tokens begin again and
+        ``caches`` are resettable.
+        """
         in_memory = {
             name
             for name, stream in STANDARD_STREAMS.items()
             if stream.description.held_in_memory
         }
 
-        self.assertEqual(in_memory, {"typing", "federation", "presence_federation"})
+        beginning_again = {"typing", "federation", "presence_federation"}
+        self.assertEqual(in_memory, {*beginning_again, "tag_account_data"})
         for name, stream in STANDARD_STREAMS.items():
             facts = stream.description
-            self.assertEqual(facts.resettable, name in in_memory | {"caches"}, name)
+            self.assertEqual(
+                facts.resettable, name in beginning_again | {"caches"}, name
+            )
             self.assertEqual(stream.sequence is None, name in in_memory, name)
             self.assertEqual(stream.id_columns == (), name in in_memory, name)
             self.assertEqual(
@@ -136,10 +153,12 @@ class StandardStreamsTests(SynchronousTestCase):
             )
 
     def test_rows_that_replace_older_ones(self) -> None:
-        """Only two streams have rows that replace older ones of a key."""
+        """Three streams have rows that replace older ones of a key."""
         keys = {n: s.key for n, s in STANDARD_STREAMS.items() if s.key is not None}
 
-        self.assertEqual(keys.keys(), {"typing", "presence_federation"})
+        self.assertEqual(
+            keys.keys(), {"typing", "presence_federation", "tag_account_data"}
+        )
         row = STANDARD_STREAMS["typing"].description.codec.from_json(["!r", ["@a:x"]])
         self.assertEqual(keys["typing"](row), "!r")
 
