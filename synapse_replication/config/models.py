@@ -37,7 +37,8 @@ _SECRET: Final = option(is_secret=True)
 SERVER_NAME: Final = option(
     "server_name",
     pattern=r"[^\s/]+",
-    hint="write the homeserver's name, for instance `server_name: example.com`",
+    hint="write the homeserver's name, without slashes; for instance "
+    "`server_name: example.com`",
 )
 
 

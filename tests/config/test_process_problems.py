@@ -120,8 +120,8 @@ synapse_replication:
         self.assertEqual(
             self.problems_of("redis: {enabled: true}\ndatabase: {name: psycopg2}\n"),
             [
-                "0.yaml: server_name: is missing; write the homeserver's name, for "
-                "instance `server_name: example.com`"
+                "0.yaml: server_name: is missing; write the homeserver's name, without "
+                "slashes; for instance `server_name: example.com`"
             ],
         )
 
