@@ -16,12 +16,11 @@ from synapse_replication.instrumentation.logs import LoggingObserver
 from synapse_replication.instrumentation.status.observer import StatusObserver
 from synapse_replication.instrumentation.status.stalls import StallLog
 from synapse_replication.instrumentation.turns import ReactorTurns
-from synapse_replication.storage.stuck_id_watch import StuckIdWatch
+from synapse_replication.storage.stuck_id_watch import StreamIds, StuckIdWatch
 
 if TYPE_CHECKING:
     from synapse_replication.app.tracing_export import SpanExport
     from synapse_replication.handlers.interfaces import Clock
-    from synapse_replication.storage.id_generators import MultiWriterIdGenerator
 
 #: The interval in s at which the lag is sampled for the status page, and stalls are
 #: logged.
@@ -74,21 +73,21 @@ class ProcessObservers:
         self,
         reactor: Any,
         handler: ReplicationCommandHandler,
-        generators: Callable[[], Mapping[str, MultiWriterIdGenerator]],
+        ids: Callable[[], Mapping[str, StreamIds]],
     ) -> None:
         """Begin to sample the lag, to measure turns, and to call hooks.
 
         :param reactor: the reactor whose turns are measured.
         :param handler: knows the readers, the streams that this process writes, and the
             tokens that were sent.
-        :param generators: returns the id generators by the names of their streams.
+        :param ids: returns what is known of ids, by the names of their streams.
         """
         self.status.readers = handler.readers
         self.status.own_positions = lambda: {
             stream.description.name: handler.sender.last_sent_token(stream)
             for stream in handler.host.streams.get_streams_to_replicate()
         }
-        self._stuck_ids = StuckIdWatch(generators, self._clock)
+        self._stuck_ids = StuckIdWatch(ids, self._clock)
         self.status.stuck_ids = self._stuck_ids.stuck
         self._turns.start(reactor)
         self.hooks.start()

@@ -8,14 +8,18 @@ writers are tracked here; the position of this process is that of its id generat
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 
 import attrs
 
 from synapse_replication.errors import StreamConfigurationError
-from synapse_replication.storage.database import Transaction
-from synapse_replication.storage.postgres_stream import WriterIds
+from synapse_replication.storage.database import Transaction, TransactionRunner
+from synapse_replication.storage.id_streams import IdStream
+from synapse_replication.storage.lost_answers import LostAnswer
+from synapse_replication.storage.postgres_stream import PostgresStream, WriterIds
+from synapse_replication.streams.reader import Reader
+from synapse_replication.streams.reader_table import State
 
 
 @attrs.define(eq=False, repr=False)
@@ -96,3 +100,37 @@ class ReaderIds:
                 "the writers of the stream"
             )
         return self._own
+
+
+@attrs.frozen(eq=False, repr=False)
+class ReadStreamIds:
+    """What a process knows of the ids of a stream that it only reads.
+
+    :ivar instance_name: the name of this process.
+    :ivar stream: the stream.
+    :ivar database: runs transactions.
+    :param reader: the same stream, as it is read.
+    :param readers: returns the readers of all writers, by (stream, writer).
+    """
+
+    instance_name: str
+    stream: IdStream
+    database: TransactionRunner
+    _reader: PostgresStream
+    _readers: Callable[[], Mapping[tuple[str, str], Reader]]
+
+    def get_first_unfinished(self) -> tuple[int, str] | None:
+        """Return the id that a writer holds back, and that writer.
+
+        If its rows do not arrive, the reason is with the reader, which reports that.
+        """
+        found = self._reader.get_first_unfinished()
+        if found is None:
+            return None
+        reader = self._readers().get((self._reader.description.name, found[1]))
+        is_live = reader is not None and reader.state is State.LIVE
+        return found if is_live else None
+
+    def lost_answers(self) -> Sequence[LostAnswer]:
+        """Return no transaction: this process does not write the stream."""
+        return ()

@@ -397,7 +397,8 @@ class Replication(Service):
             add_service(make(host), self.services, options)
         handler = self._handler = self._make_handler()
         host.outgoing.connect(handler)
-        self._observers.start(self._reactor, handler, lambda: setup.generators)
+        ids = setup.ids(handler.readers)
+        self._observers.start(self._reactor, handler, lambda: ids)
         self._stops.add("stopping the observers", self._observers.stop)
         streamer = ReplicationStreamer(
             host,

@@ -28,7 +28,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections import defaultdict
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import attrs
@@ -37,7 +37,7 @@ from twisted.internet.interfaces import IReactorFromThreads
 from twisted.logger import Logger
 
 from synapse_replication.app.host import StandaloneHost
-from synapse_replication.app.reader_ids import ReaderIds
+from synapse_replication.app.reader_ids import ReaderIds, ReadStreamIds
 from synapse_replication.config.replication_options import (
     DeclaredStream,
     ReplicationOptions,
@@ -65,6 +65,8 @@ from synapse_replication.streams.writer_positions import FIRST_POSITION
 
 if TYPE_CHECKING:
     from synapse_replication.storage.id_generators import MultiWriterIdGenerator
+    from synapse_replication.storage.stuck_id_watch import StreamIds
+    from synapse_replication.streams.reader import Reader
 
 _log = Logger()
 
@@ -102,6 +104,8 @@ class StreamSetup:
     generators: dict[str, MultiWriterIdGenerator] = attrs.field(
         factory=dict, init=False
     )
+    #: The streams in the database that this process only reads.
+    _read: dict[str, PostgresStream] = attrs.field(factory=dict, init=False)
     _first_seen: dict[str, float] = attrs.field(factory=dict, init=False)
     #: The positions that the sink saved.
     _saved: _Positions = attrs.field(factory=lambda: defaultdict(dict), init=False)
@@ -127,6 +131,25 @@ class StreamSetup:
             lambda txn: read_sequence(txn, stream.sequence),
             autocommit=True,
         )
+
+    def ids(
+        self, readers: Callable[[], Mapping[tuple[str, str], Reader]]
+    ) -> Mapping[str, StreamIds]:
+        """Return what is known of the ids of the streams, by name.
+
+        :param readers: returns the readers of all writers, by (stream, writer).
+        """
+        read = {
+            name: ReadStreamIds(
+                self._options.instance_name,
+                self._id_streams[name],
+                self._get_database(),
+                stream,
+                readers,
+            )
+            for name, stream in self._read.items()
+        }
+        return {**read, **self.generators}
 
     async def add_streams(self, sink: RowSink) -> None:
         """Create the streams, and report their initial positions to the sink.
@@ -198,6 +221,8 @@ class StreamSetup:
             self._host.streams.add(stream, is_written_here=self._options.writes(name))
             await self._find_own_earlier_rows(stream)
             if isinstance(stream, PostgresStream):
+                if not self._options.writes(name):
+                    self._read[name] = stream
                 await self._settle_delivered_rows(stream)
             if self._options.fill_sink:
                 await self._deliver_own_rows(stream, sink)

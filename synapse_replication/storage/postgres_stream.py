@@ -306,6 +306,21 @@ class PostgresStream:
         )
         return MultiWriterStreamToken(upto, positions)
 
+    def get_first_unfinished(self) -> tuple[int, str] | None:
+        """Return the first id that is not settled, and the writer that holds it back.
+
+        :return: ``None`` if no writer is beyond the minimum of
+            :meth:`current_stream_token`, and in streams without configured writers.
+        """
+        if len(self._writers) < 2:
+            return None
+        token = self.current_stream_token()
+        if not token.instance_map:
+            return None
+        return self._sign * (token.stream + 1), min(
+            self._writers, key=self.current_token
+        )
+
     async def get_rows_between(
         self,
         low: MultiWriterStreamToken | None,

@@ -3,10 +3,10 @@
 Theory of operation: an id is unfinished while its transaction is open. Until it is
 finished, the persisted-up-to position of its stream stays below it, for all writers. An
 open transaction is normal for a moment; a stuck one is not. Every few seconds,
-:meth:`StuckIdWatch.check` asks each id generator which id limits its positions, and
-notes since when the answer has been the same. This costs nothing when ids are allocated
-and finished. Only once an id has been unfinished for :data:`STUCK_AFTER` s is the
-database asked which session holds it.
+:meth:`StuckIdWatch.check` asks each :class:`StreamIds` which id limits its positions,
+and notes since when the answer has been the same. This costs nothing when ids are
+allocated and finished. Only once an id has been unfinished for :data:`STUCK_AFTER` s is
+the database asked which session holds it.
 
 No view of PostgreSQL maps an id to a session. A session that has written to a table of
 the stream in a transaction that is still open holds a lock on that table, which
@@ -17,8 +17,8 @@ COMMIT of this process was lost, that is the reason.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
 
 import attrs
 from msgspec import Struct
@@ -31,7 +31,9 @@ from synapse_replication.streams.stuck_ids import StuckId
 
 if TYPE_CHECKING:
     from synapse_replication.handlers.interfaces import Clock
-    from synapse_replication.storage.id_generators import MultiWriterIdGenerator
+    from synapse_replication.storage.database import TransactionRunner
+    from synapse_replication.storage.id_streams import IdStream
+    from synapse_replication.storage.lost_answers import LostAnswer
 
 _log = Logger()
 
@@ -40,6 +42,28 @@ STUCK_AFTER = 10.0
 
 #: The minimum interval of queries for the session that holds a stuck id, in s.
 ASK_INTERVAL = 30.0
+
+
+class StreamIds(Protocol):
+    """What is known of a stream's ids: that of an id generator, or of a reader."""
+
+    @property
+    def instance_name(self) -> str:
+        """The name of this process."""
+
+    @property
+    def stream(self) -> IdStream:
+        """The stream."""
+
+    @property
+    def database(self) -> TransactionRunner:
+        """Runs transactions."""
+
+    def get_first_unfinished(self) -> tuple[int, str] | None:
+        """Return the unfinished id that limits the positions, and its writer."""
+
+    def lost_answers(self) -> Sequence[LostAnswer]:
+        """Return the transactions whose COMMIT was not answered, oldest first."""
 
 
 class _Unfinished(Struct):
@@ -72,11 +96,10 @@ class StuckIdWatch:
 
     Use it in the reactor's thread.
 
-    :param generators: returns the id generators, by the name of their stream on the
-        wire.
+    :param ids: returns what is known of ids, by the name of the stream on the wire.
     """
 
-    _generators: Callable[[], Mapping[str, MultiWriterIdGenerator]]
+    _ids: Callable[[], Mapping[str, StreamIds]]
     _clock: Clock
     _unfinished: dict[str, _Unfinished] = attrs.field(factory=dict, init=False)
 
@@ -84,23 +107,23 @@ class StuckIdWatch:
         """Look for unfinished ids. Call this every few seconds."""
         now = self._clock.seconds()
         unfinished = {}
-        for name, generator in self._generators().items():
-            found = generator.get_first_unfinished()
+        for name, ids in self._ids().items():
+            found = ids.get_first_unfinished()
             if found is None:
                 continue
             known = self._unfinished.get(name)
             if known is None or (known.stuck.id, known.stuck.instance_name) != found:
                 known = _Unfinished(StuckId(name, *found, age=0.0), since=now)
             unfinished[name] = known
-            lost = generator.lost_answers()
-            if lost and found[1] == generator.instance_name:
+            lost = ids.lost_answers()
+            if lost and found[1] == ids.instance_name:
                 known.session = None
                 known.stuck = replace(
                     known.stuck, session=lost[0].describe(), hint=lost[0].hint()
                 )
             elif now - known.since >= STUCK_AFTER and now - known.asked >= ASK_INTERVAL:
                 known.asked = now
-                Deferred.fromCoroutine(self._ask(known, generator))
+                Deferred.fromCoroutine(self._ask(known, ids))
         self._unfinished = unfinished
 
     def stuck(self) -> list[StuckId]:
@@ -112,15 +135,13 @@ class StuckIdWatch:
             if now - each.since >= STUCK_AFTER
         ]
 
-    async def _ask(
-        self, unfinished: _Unfinished, generator: MultiWriterIdGenerator
-    ) -> None:
+    async def _ask(self, unfinished: _Unfinished, ids: StreamIds) -> None:
         stuck = unfinished.stuck
         try:
-            session = await generator.database.transact(
+            session = await ids.database.transact(
                 "find_session",
                 # The transaction may have begun after the id was allocated.
-                lambda txn: find_session(txn, generator.stream, STUCK_AFTER / 2),
+                lambda txn: find_session(txn, ids.stream, STUCK_AFTER / 2),
                 autocommit=True,
             )
         except Exception as error:  # noqa: BLE001 -- shown in the status

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import Awaitable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import psycopg2
@@ -25,6 +26,9 @@ from synapse_replication.handlers.interfaces import Identity
 from synapse_replication.handlers.receiving.context import ReceiverOptions
 from synapse_replication.http.client import HttpCatchUpClient, with_retries
 from synapse_replication.storage.database import Database
+from synapse_replication.storage.open_transactions import find_session
+from synapse_replication.storage.stuck_id_watch import STUCK_AFTER, StuckIdWatch
+from synapse_replication.streams.reader_table import State
 from synapse_replication.streams.standard.registry import (
     DEFAULT_STREAMS,
     STANDARD_STREAMS,
@@ -268,6 +272,41 @@ class StreamSetupTests(TestCase):
         self.execute("INSERT INTO notes VALUES (8, 'b', 'without a gap')")
         streams = (await self.set_up(PositionsOnlySink())).streams.get_streams()
         self.assertEqual(streams["notes"].current_stream_token().stream, 9)
+
+    async def test_id_that_a_writer_has_not_finished(self) -> None:
+        """
+        A process that only reads reports the id that holds its token, and the session,
+        until the writer has advanced; not if the writer's rows do not arrive here.
+        """
+        self.store(a=7, b=9)
+        with contextlib.closing(psycopg2.connect(self.dsn)) as session:
+            session.cursor().execute("INSERT INTO notes VALUES (8, 'a', 'open')")
+            host = await self.set_up(PositionsOnlySink())
+            reader: Any = SimpleNamespace(state=State.FETCHING)
+            ids = self.setup.ids(lambda: {("notes", "a"): reader})
+            watch = StuckIdWatch(lambda: ids, ReactorClock(self.clock))
+            watch.check()
+            self.clock.advance(STUCK_AFTER)
+            watch.check()
+            self.assertEqual(watch.stuck(), [])
+            reader.state = State.LIVE
+            watch.check()
+            self.clock.advance(STUCK_AFTER)
+            (stuck,) = watch.stuck()
+            self.assertEqual(
+                (stuck.stream_name, stuck.id, stuck.instance_name), ("notes", 8, "a")
+            )
+            (held,) = ids.values()
+            pid = session.info.backend_pid
+            found = await held.database.transact(
+                "find_session", lambda txn: find_session(txn, held.stream, 0)
+            )
+            assert found is not None
+            self.assertEqual((found.pid, found.writes_stream), (pid, True))
+        streams: Any = host.streams.get_streams()
+        streams["notes"].advance("a", 9)
+        watch.check()
+        self.assertEqual(watch.stuck(), [])
 
     async def test_writer_that_is_new(self) -> None:
         """An unknown writer starts at the lowest position of the known writers."""
