@@ -360,8 +360,11 @@ class ReplicationTests(TestCase):
             ("tls", missing, {"tls": api.TlsConfig(ca_file=missing)}),
             ("tls", "no certificate", {"listeners": [api.Listener(1, tls=True)]}),
             ("listeners", "add bid1 to instances", {"listeners": []}),
-            ("listeners", "secret", {"listeners": [api.Listener(1, None, ("::",))]}),
-            ("tcp_listen", "caCertsDir", {"tcp_listen": ["tcp:1"]}),
+            (
+                *("listeners[0].bind_addresses", "secret"),
+                {"listeners": [api.Listener(1, None, ("::",))]},
+            ),
+            ("tcp_listen[0]", "caCertsDir", {"tcp_listen": ["tcp:1"]}),
             ("instances", "bid1 writes", {"instance_name": "x", "instances": {}}),
         ):
             values: dict[str, Any] = {"instance_name": "bid1", "instances": at, **more}
