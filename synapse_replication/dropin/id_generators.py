@@ -341,7 +341,7 @@ def _hold_name(db_conn: Any, server_name: str, instance_name: str) -> Admission 
     held = (f"{info.host}:{info.port}/{info.dbname}", key)
     if held in _held_names:
         return _held_names[held][1]
-    session: Any = psycopg2.connect(**info.dsn_parameters, password=info.password)
+    session = _connect(db_conn)
     session.autocommit = True
     deadline = time.monotonic() + name_lock.WAIT
     with closing(session.cursor()) as cursor:
@@ -350,7 +350,7 @@ def _hold_name(db_conn: Any, server_name: str, instance_name: str) -> Admission 
         while True:
             own, holder = lock(cursor, key)
             if holder.pid == own:
-                admission = _acquire_term(db_conn, cursor, own, instance_name)
+                admission = _acquire_term(db_conn, instance_name)
                 _held_names[held] = closing(session), admission
                 return admission
             if time.monotonic() > deadline:
@@ -365,27 +365,35 @@ def _hold_name(db_conn: Any, server_name: str, instance_name: str) -> Admission 
             time.sleep(name_lock.RETRY_INTERVAL)
 
 
-def _acquire_term(
-    db_conn: Any, cursor: Any, pid: int, instance_name: str
-) -> Admission | None:
-    """Acquire the term of a name.
+def _acquire_term(db_conn: Any, instance_name: str) -> Admission | None:
+    """Acquire the term of a name, in a session of its own.
 
-    :param cursor: a cursor of the session with the lock.
-    :param pid: that session.
+    Behind a pooler, a transaction stays open in the session of the lock.
     """
     with closing(db_conn.cursor(txn_name="acquire_name")) as others:
         if not name_lock.prepare_terms(others, instance_name):
             db_conn.rollback()
             return None
         db_conn.commit()
-        with ThreadPoolExecutor(1) as executor:
+        with closing(_connect(db_conn)) as session, ThreadPoolExecutor(1) as executor:
+            cursor = session.cursor()
+            cursor.execute("SELECT pg_backend_pid()")
+            ((pid,),) = cursor.fetchall()
             acquiring = executor.submit(
                 name_lock.acquire_name, cursor, instance_name, process_label()
             )
             while not wait([acquiring], name_lock.WAIT).done:
                 name_lock.end_predecessor(others, pid, instance_name)
                 db_conn.commit()
-            return acquiring.result()
+            admission = acquiring.result()
+            session.commit()
+            return admission
+
+
+def _connect(db_conn: Any) -> Any:
+    """Open a connection of our own to the database of a connection of the host."""
+    info = db_conn.conn.info
+    return psycopg2.connect(**info.dsn_parameters, password=info.password)
 
 
 def _stop_process(reactor: Any, lost: NameLostError) -> None:

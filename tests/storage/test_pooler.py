@@ -13,6 +13,7 @@ from psycopg2.extensions import parse_dsn
 from twisted.internet.defer import Deferred
 from twisted.trial.unittest import TestCase
 
+from synapse_replication.dropin import id_generators
 from synapse_replication.errors import StorageError
 from synapse_replication.handlers.host_parts import ReactorClock
 from synapse_replication.storage import writer_lock
@@ -93,6 +94,24 @@ class PoolerTests(PostgresMixin, TestCase):
         lock, _ = self.process(self.pooled)
         await lock.acquire()
         self.assertNoResult(self.lost)
+
+    async def test_homeserver(self) -> None:
+        """A process of a homeserver commits the term; its successor gets another."""
+        self.patch(id_generators, "_held_names", {})
+        terms = []
+        for _ in range(2):
+            connection = psycopg2.connect(self.pooled)
+            self.addCleanup(connection.close)
+            host = mock.Mock(conn=connection, commit=connection.commit)
+            host.cursor = lambda txn_name, connection=connection: connection.cursor()
+            admission = id_generators._hold_name(host, "hs", "w1")
+            assert admission is not None
+            ((session, _),) = id_generators._held_names.values()
+            self.sql("SELECT synapse_replication_admit('w1', %s)", admission.term)
+            terms.append(admission.term)
+            session.__exit__(None, None, None)
+            id_generators._held_names.clear()
+        self.assertEqual(terms, [1, 2])
 
     async def test_busy_pool(self) -> None:
         """A process that has the lock does not take itself for another one."""
