@@ -135,7 +135,7 @@ def hold_lock(txn: Any, key: tuple[int, ...]) -> tuple[int, LockSession]:
     if state == TRANSACTION_STATUS_INERROR:
         txn.execute("ROLLBACK")
     txn.execute("BEGIN ISOLATION LEVEL READ COMMITTED")
-    txn.execute(queries.SQL["no_transaction_timeouts"])
+    txn.execute(queries.SQL["no_timeouts"])
     txn.execute("SELECT pg_try_advisory_xact_lock(%s, %s)", key)
     ((is_acquired,),) = txn.fetchall()
     if not is_acquired:
@@ -182,12 +182,13 @@ def acquire_name(txn: Any, instance_name: str, holder: str) -> Admission:
     """Acquire a name; its former holder can commit nothing afterwards.
 
     Blocks until the former holder's commits in progress have ended. The caller must
-    hold the lock of the name, and call :func:`end_predecessor`
-    in another thread if that takes long.
+    hold the lock of the name, and call :func:`end_predecessor` in another thread if
+    that takes long. The timeouts of the role do not end the wait.
 
-    :param txn: a cursor, with autocommit.
+    :param txn: a cursor; the caller commits its transaction, which does nothing else.
     :param holder: describes this process.
     """
+    txn.execute(queries.SQL["no_timeouts"])
     txn.execute(
         queries.SQL["acquire_name"], {"instance_name": instance_name, "holder": holder}
     )

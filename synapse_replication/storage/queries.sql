@@ -237,10 +237,13 @@ SELECT set_config('tcp_keepalives_idle', '10', false),
 -- open_transactions.
 SELECT pg_backend_pid() /* lock of a writer's name */
 
--- name: no_transaction_timeouts
--- Let this transaction stay open.
+-- name: no_timeouts
+-- Let this transaction stay open, and wait as long as it takes.
 SELECT set_config(name, '0', true) FROM pg_settings
-WHERE name IN ('idle_in_transaction_session_timeout', 'transaction_timeout')
+WHERE name IN (
+    'idle_in_transaction_session_timeout', 'transaction_timeout', 'statement_timeout',
+    'lock_timeout'
+)
 
 -- name: lock_holder
 -- The session that holds the advisory lock of a name.

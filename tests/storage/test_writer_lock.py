@@ -25,7 +25,7 @@ from synapse_replication.storage import (
     queries,
     writer_lock,
 )
-from synapse_replication.storage.database import Database, Transaction
+from synapse_replication.storage.database import Database, Transaction, connect
 from synapse_replication.storage.id_streams import read_sequence
 from synapse_replication.storage.sequences import fetch_ids
 from synapse_replication.storage.writer_lock import WriterLock
@@ -276,6 +276,17 @@ class AdmissionTests(_NameTestCase):
         self.assertIn("Ended a session that an earlier process of w1", "".join(texts))
         await self.assertFailure(commit, psycopg2.Error)
         self.assertEqual(self.count(), 0)
+
+    async def test_timeouts(self) -> None:
+        """A timeout of the role does not end the wait before the session is ended."""
+        await self.start()
+        other = connect(self.dsn)
+        self.addCleanup(other.close)
+        other.cursor().execute("SELECT FROM synapse_replication_writers FOR SHARE")
+        self.dsn += " options='-c statement_timeout=100 -c lock_timeout=100'"
+        await self.start()
+        with self.assertRaises(psycopg2.Error):
+            other.cursor().execute("SELECT 1")
 
     async def test_without_rights(self) -> None:
         """Without the table and the right to create it, the process says so."""
