@@ -50,7 +50,7 @@ class Admission:
 
     @check.default
     def _make_check(self) -> Prepared:
-        name = queries.literal(self.instance_name)
+        name = queries.literal(self.instance_name).replace("%", "%%")
         return Prepared(f"SELECT synapse_replication_admit({name}, {self.term})", {})
 
     @property

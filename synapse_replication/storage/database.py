@@ -656,7 +656,7 @@ class _Attempt:
             return "COMMIT"
         connection, check = self.connection, admission.check
         if connection.backend.pid == 0:
-            return f"{check.sql}; COMMIT"
+            return f"{check.sql % ()}; COMMIT"
         if check.name not in connection.prepared:
             connection.cursor().execute(check.prepare)
             connection.prepared.add(check.name)

@@ -17,7 +17,7 @@ import attrs
 class Prepared:
     """A statement with named parameters.
 
-    :ivar sql: the statement, as for a cursor of psycopg2.
+    :ivar sql: the statement, as for a cursor of psycopg2 with parameters.
     :ivar types: the SQL type of each parameter, by name.
     """
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
+import attrs
 import psycopg2
 from twisted.internet.defer import Deferred, fail
 from twisted.internet.interfaces import IReactorFromThreads
@@ -27,6 +28,7 @@ from synapse_replication.storage import (
 )
 from synapse_replication.storage.database import Database, Transaction, connect
 from synapse_replication.storage.id_streams import read_sequence
+from synapse_replication.storage.lost_answers import identify
 from synapse_replication.storage.sequences import fetch_ids
 from synapse_replication.storage.writer_lock import WriterLock
 from tests.storage.doubles import FOOBAR, PostgresMixin
@@ -287,6 +289,23 @@ class AdmissionTests(_NameTestCase):
         await self.start()
         with self.assertRaises(psycopg2.Error):
             other.cursor().execute("SELECT 1")
+
+    async def test_unusual_name(self) -> None:
+        """A name may have characters with a meaning for the driver of the database."""
+        name = "100% 'w%s'"
+        for is_pooled in (False, True):
+            if is_pooled:
+                self.patch(
+                    database_module,
+                    "identify",
+                    lambda connection: attrs.evolve(identify(connection), pid=0),
+                )
+            old = await self.start(name)
+            await old.transact("insert", self.insert)
+            await self.start(name)
+            with self.assertRaises(NameLostError):
+                await old.transact("insert", self.insert)
+        self.assertEqual(self.count(), 2)
 
     async def test_without_rights(self) -> None:
         """Without the table and the right to create it, the process says so."""
