@@ -43,19 +43,28 @@ class Backend:
 
     :ivar pid: its process at the server; 0 behind a pooler, which may use another
         session for each transaction.
-    :ivar started: when it started, as PostgreSQL writes it.
-    :ivar history: the timeline of the server; empty for a standby.
+    :ivar started: when it started, in us since 1970; ``None`` if the role of the
+        session may not see it. Then the process alone identifies the session.
+    :ivar history: the timeline of the server; empty for a standby, ``None`` if it
+        cannot be read, as on some services.
     """
 
     pid: int
-    started: str
-    history: str
+    started: str | None
+    history: str | None
 
 
 def identify(connection: Any) -> Backend:
-    """Return the backend of a new connection, with one round trip."""
+    """Return the backend of a new connection, with one round trip.
+
+    :param connection: with autocommit.
+    """
     with connection.cursor() as cursor:
-        cursor.execute(queries.SQL["backend"])
+        try:
+            cursor.execute(queries.SQL["backend"], {"has_history": True})
+        except (psycopg2.NotSupportedError, psycopg2.ProgrammingError):
+            # Some services do not support the functions for the timeline.
+            cursor.execute(queries.SQL["backend"], {"has_history": False})
         backend = Backend(*cursor.fetchone())
     if backend.pid != connection.info.backend_pid:
         return attrs.evolve(backend, pid=0)

@@ -302,9 +302,10 @@ SELECT pg_terminate_backend(pid) FROM pg_stat_activity
 WHERE pid = %(pid)s AND usename = current_user
 
 -- name: backend
--- The session, its start and the history of its server.
-SELECT pid, backend_start::text, CASE WHEN pg_is_in_recovery() THEN ''
-    ELSE left(pg_walfile_name(pg_current_wal_lsn()), 8) END
+-- The session, its start in us, which does not depend on a time zone, and the history of
+-- its server. The start is null if the current role may not see it.
+SELECT pid, floor(extract(epoch FROM backend_start) * 1000000)::bigint::text, CASE WHEN pg_is_in_recovery() THEN ''
+    WHEN %(has_history)s THEN left(pg_walfile_name(pg_current_wal_lsn()), 8) END
 FROM pg_stat_get_activity(pg_backend_pid())
 
 -- name: transaction_status
@@ -316,10 +317,15 @@ SELECT pg_is_in_recovery(), is_same,
     (
         SELECT coalesce(state, 'hidden')
         FROM pg_stat_get_activity(NULL)
-        WHERE pid = %(pid)s AND backend_start::text = %(started)s
+        WHERE pid = %(pid)s AND coalesce(
+            floor(extract(epoch FROM backend_start) * 1000000)::bigint::text
+                = %(started)s,
+            true
+        )
     )
 FROM (
     SELECT CASE WHEN pg_is_in_recovery() THEN false
+        WHEN %(history)s IS NULL THEN true
         ELSE left(pg_walfile_name(pg_current_wal_lsn()), 8) = %(history)s
     END AS is_same
 ) AS server
@@ -327,7 +333,8 @@ FROM (
 -- name: end_backend
 -- End a session that waits for its client within a transaction.
 SELECT pg_terminate_backend(pid) FROM pg_stat_get_activity(NULL)
-WHERE pid = %(pid)s AND backend_start::text = %(started)s
+WHERE pid = %(pid)s
+    AND floor(extract(epoch FROM backend_start) * 1000000)::bigint::text = %(started)s
     AND state LIKE 'idle in transaction%%'
 
 -- name: tables

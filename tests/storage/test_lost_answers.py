@@ -304,6 +304,49 @@ class LostAnswerTests(PostgresMixin, TestCase):
         with self.assertRaises(psycopg2.OperationalError):
             other.cursor().execute("COMMIT")
 
+    async def test_settings_of_a_session(self) -> None:
+        """A session is found whatever the time zone and the role of the asker are."""
+        # This role may not see when a session of another role started.
+        hidden = "ROLE pg_signal_backend"
+        for own, setting in (
+            ("TIME ZONE 'UTC'", "TIME ZONE 'Asia/Tokyo'"),
+            ("TIME ZONE 'UTC'", hidden),
+            (hidden, hidden),
+            (hidden, "TIME ZONE 'Asia/Tokyo'"),
+        ):
+            other = connect(self.dsn)
+            self.addCleanup(other.close)
+            other.cursor().execute(f"SET {own}")
+            lost = self.lost(lost_answers.identify(other))
+
+            def ask(
+                txn: Transaction, lost: LostAnswer = lost, setting: str = setting
+            ) -> TransactionEvent:
+                txn.execute(f"SET LOCAL {setting}")
+                return lost.ask(txn)
+
+            event = await self.database.transact("ask", ask)
+            self.assertIn(
+                event,
+                (TransactionEvent.FOUND_OPEN, TransactionEvent.FOUND_IDLE),
+                (own, setting),
+            )
+
+    async def test_service_without_timelines(self) -> None:
+        """Where the timeline cannot be read, the database is asked nevertheless."""
+        self.sql("REVOKE EXECUTE ON FUNCTION pg_current_wal_lsn() FROM PUBLIC")
+        database = Database(
+            f"{self.dsn} options='-c role=pg_read_all_stats'", self.reactor
+        )
+        self.addCleanup(database.close)
+        other = connect(f"{self.dsn} options='-c role=pg_read_all_stats'")
+        self.addCleanup(other.close)
+        other.autocommit = True
+        ((xid,),) = self.sql("SELECT pg_current_xact_id()::text")
+        lost = self.lost(lost_answers.identify(other), xid)
+        event = await database.transact("ask", lost.ask)
+        self.assertIs(event, TransactionEvent.FOUND_COMMITTED)
+
     async def test_failover(self) -> None:
         """After a failover, the number may be that of another transaction."""
         (row,) = self.sql(
