@@ -293,6 +293,8 @@ class Database:
         self._lost: dict[LostAnswer, _Request[Any]] = {}
         self._requested = 0
         self._next_question: IDelayedCall | None = None
+        #: Fires when the question that is being asked was answered.
+        self._asking: Deferred[None] | None = None
         self._admission: Admission | None = None
         self._on_name_lost: Callable[[NameLostError], object] = lambda error: None
         self._closing: Deferred[None] | None = None
@@ -388,7 +390,12 @@ class Database:
         """
         if self._closing is None:
             self._closing = Deferred()
+            if self._next_question is not None and self._next_question.active():
+                self._next_question.cancel()
             threads = [_follow(each.left_thread) for each in self._running]
+            if self._asking is not None:
+                # Stopping the pool would block the reactor until it is answered.
+                threads.append(_follow(self._asking))
             defer.DeferredList(threads).addCallback(self._close_now)
         return _follow(self._closing)
 
@@ -397,8 +404,6 @@ class Database:
         for lost, request in self._lost.items():
             _log.warn("The database is closed, but {lost}", lost=lost.describe())
             request.return_unknown(lost)
-        if self._next_question is not None and self._next_question.active():
-            self._next_question.cancel()
         self._pool.stop()
         self._close_idle()
         self._closing.callback(None)
@@ -438,11 +443,16 @@ class Database:
     def _ask_after(self, delay: float) -> None:
         if self._closing is None:
             self._next_question = IReactorTime(self._reactor).callLater(
-                delay, self._pool.callInThread, self._ask
+                delay, self._begin_question
             )
+
+    def _begin_question(self) -> None:
+        self._asking = Deferred()
+        self._pool.callInThread(self._ask)
 
     def _answered(self, found: list[tuple[LostAnswer, TransactionEvent]]) -> None:
         self._next_question = None
+        asking, self._asking = self._asking, None
         for lost, event in found:
             effects = lost.handle(event)
             if lost.outcome.is_settled:
@@ -451,6 +461,8 @@ class Database:
                 self._end(request, request.outcome_of(lost))
         if self._lost:
             self._ask_after(ASK_INTERVAL)
+        if asking is not None:
+            asking.callback(None)
 
     # -- in the pool's threads -----------------------------------------------------
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import threading
 from typing import Any
 from unittest import mock
 
@@ -346,6 +347,29 @@ class LostAnswerTests(PostgresMixin, TestCase):
         lost = self.lost(lost_answers.identify(other), xid)
         event = await database.transact("ask", lost.ask)
         self.assertIs(event, TransactionEvent.FOUND_COMMITTED)
+
+    async def test_closed_while_asking(self) -> None:
+        """close() does not block the reactor while the database does not answer."""
+        self.set_wait(30)
+        asked, answer = threading.Event(), threading.Event()
+
+        def ask(lost: LostAnswer, txn: Any) -> TransactionEvent:
+            asked.set()
+            answer.wait(5)
+            return TransactionEvent.NOT_FOUND_OUT
+
+        patch = mock.patch.object(LostAnswer, "ask", ask)
+        patch.start()
+        self.addCleanup(patch.stop)
+        inserting = self.database.transact("insert", self.insert)
+        await self.break_commit()
+        await self.until(asked.is_set)
+        closing = self.database.close()
+        self.assertNoResult(closing)
+        answer.set()
+        await closing
+        await self.assertFailure(inserting, CommitUnknownError)
+        self.finish_commit()
 
     async def test_failover(self) -> None:
         """After a failover, the number may be that of another transaction."""
