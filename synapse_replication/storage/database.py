@@ -170,10 +170,13 @@ class _Connection(psycopg2.extensions.connection):
 
     :ivar backend: the session, for the case that it breaks.
     :ivar prepared: the names of the statements that it has prepared.
+    :ivar ended: the server's answer, if the function has ended its transaction by
+        these methods.
     """
 
     backend: Backend
     prepared: set[str]
+    ended: str | None = None
 
     def commit(self) -> None:
         """Commit the current transaction, if there is one."""
@@ -185,7 +188,9 @@ class _Connection(psycopg2.extensions.connection):
 
     def _end(self, statement: str) -> None:
         if self.info.transaction_status != TRANSACTION_STATUS_IDLE:
-            self.cursor().execute(statement)
+            cursor = self.cursor()
+            cursor.execute(statement)
+            self.ended = cursor.statusmessage
 
 
 def connect(
@@ -638,10 +643,11 @@ class _Attempt:
             own = self.connection.cursor()
             if not autocommit:
                 own.execute("BEGIN")
+            self.connection.ended = None
             cursor = self._cursor = self.connection.cursor(cursor_factory=Transaction)
             result = self.value = func(cursor)
             if not autocommit:
-                _check_alive(self._description, cursor)
+                _check_alive(self._description, cursor, self.connection.ended)
                 is_known = self.connection.backend.pid != 0
                 if cursor.xid is None and (cursor.after_callbacks or not is_known):
                     # The callbacks need the outcome, even if the answer is lost.
@@ -709,9 +715,10 @@ class _Attempt:
             self.is_broken = self.connection.closed != 0
 
 
-def _check_alive(description: str, cursor: Transaction) -> None:
+def _check_alive(description: str, cursor: Transaction, ended: str | None) -> None:
     """Check, without a round trip, that a transaction can still be committed.
 
+    :param ended: the server's answer, if a method of the connection has ended it.
     :raises TransactionRolledBackError: if a statement has failed since the last
         savepoint, or the transaction has ended.
     """
@@ -724,10 +731,8 @@ def _check_alive(description: str, cursor: Transaction) -> None:
             f"a statement failed, and the function caught its error ({error}); let "
             "the function raise it, or roll back to a savepoint",
         )
-    if status == TRANSACTION_STATUS_IDLE and cursor.statusmessage not in (
-        None,
-        "COMMIT",
-    ):
+    ended = ended or cursor.statusmessage
+    if status == TRANSACTION_STATUS_IDLE and ended not in (None, "COMMIT"):
         raise TransactionRolledBackError(
             description,
             "the function ended the transaction itself; raise an exception instead of "

@@ -151,15 +151,21 @@ class DatabaseTests(PostgresMixin, TestCase):
         self.assertEqual((self.count(), self.calls), (2, []))
 
     async def test_committed_by_the_function(self) -> None:
-        """What the function committed by a statement is a success."""
+        """What the function committed is a success, whichever way it did that."""
 
-        def insert(txn: Transaction) -> None:
+        def by_statement(txn: Transaction) -> None:
             txn.execute("INSERT INTO foobar VALUES (3, 'a')")
             txn.call_after(self.calls.append, "after")
             txn.execute("COMMIT")
 
-        await self.database.transact("insert", insert)
-        self.assertEqual((self.count(), self.calls), (3, ["after"]))
+        def by_connection(txn: Transaction) -> None:
+            txn.execute("INSERT INTO foobar VALUES (4, 'a')")
+            txn.call_after(self.calls.append, "after")
+            txn.connection.commit()
+
+        for func in (by_statement, by_connection):
+            await self.database.transact("insert", func)
+        self.assertEqual((self.count(), self.calls), (4, ["after"] * 2))
 
     async def test_callback_that_fails(self) -> None:
         """
