@@ -161,6 +161,9 @@ class PostgresStream:
         It advances with the positions of other writers while this instance writes
         nothing.
         """
+        if self._combined.is_large:
+            # A process that only writes settles its own ids here.
+            self.current_stream_token()
         return self._sign * self._ids.get_announceable_token()
 
     def has_local_updates(self, from_token: int, upto_token: int) -> bool:
@@ -389,7 +392,7 @@ class PostgresStream:
         """
         text = self._encode_new(rows)
         async with self._ids.get_next() as id_:
-            self._combined.allocated(self._sign * id_)
+            self._record_allocated(id_)
             await self._database.transact(
                 f"write_{self.description.name}",
                 lambda txn: self._insert_rows(txn, id_, text),
@@ -418,9 +421,13 @@ class PostgresStream:
         """
         text = self._encode_new(rows)
         id_ = self._ids.get_next_txn(txn)
-        self._combined.allocated(self._sign * id_)
+        self._record_allocated(id_)
         self._insert_rows(txn, id_, text)
         return self._sign * id_
+
+    def _record_allocated(self, id_: int) -> None:
+        if self._writers:
+            self._combined.allocated(self._sign * id_)
 
     def _encode_new(self, rows: Sequence[Any]) -> str:
         name = self.description.name

@@ -18,8 +18,8 @@ from collections import deque
 
 from synapse_replication.streams.writer_positions import FinishedIds
 
-#: A number of ranges of settled ids that take little memory.
-_FEW_RANGES = 100
+#: A number of ids, and of ranges of settled ids, that take little memory.
+_FEW = 100
 
 
 class CombinedPosition:
@@ -33,12 +33,17 @@ class CombinedPosition:
         #: The tokens of this process that may not be finished yet.
         self._own: deque[int] = deque()
         self._upto = 0
-        self._large = _FEW_RANGES
+        self._large = _FEW
 
     @property
     def is_large(self) -> bool:
         """Whether settled ids should be removed by :meth:`upto`."""
-        return len(self._settled) > self._large
+        return self.size > self._large
+
+    @property
+    def size(self) -> int:
+        """The number of ids and ranges of ids that are held."""
+        return len(self._settled) + len(self._own)
 
     def allocated(self, token: int) -> None:
         """Record that this process has allocated a token. Thread-safe."""
@@ -68,5 +73,5 @@ class CombinedPosition:
                 self._own.append(token)
         self._upto = self._settled.end_of_gapless_range(max(lowest, self._upto))
         self._settled.forget_upto(self._upto)
-        self._large = 2 * len(self._settled) + _FEW_RANGES
+        self._large = 2 * self.size + _FEW
         return self._upto

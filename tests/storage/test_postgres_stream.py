@@ -92,6 +92,15 @@ class PostgresStreamTests(SynchronousTestCase):
             self.database.transactions, ["write_orders"] * 2 + ["catch_up_orders"]
         )
 
+    def test_a_process_that_only_writes(self) -> None:
+        """Its memory does not grow with its rows, although nobody asks for a token."""
+        for writers in (["w1"], []):
+            stream = self.make(writers=writers)
+            for _ in range(250):
+                self.wait(stream.write([self.row("apple", 5)]))
+                stream.minimal_local_current_token()
+            self.assertLess(stream._combined.size, 150)
+
     def test_each_writer_has_its_rows(self) -> None:
         """Catch-up returns the rows of the given writer only."""
         self.execute("INSERT INTO orders VALUES (5, 'w1', 'a', 1), (6, 'w2', 'b', 2)")

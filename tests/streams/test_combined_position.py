@@ -34,6 +34,15 @@ class CombinedPositionTests(SynchronousTestCase):
         self.assertEqual(position.upto(1, 3), 3)
         self.assertEqual(position.upto(1, 4), 4)
 
+    def test_bounded(self) -> None:
+        """Ids of this process are removed once they are finished."""
+        position = CombinedPosition()
+        for token in range(2, 5000):
+            position.allocated(token)
+            if position.is_large:
+                position.upto(token, token)
+        self.assertLess(position.size, 500)
+
     def test_rewound(self) -> None:
         """If rows will be delivered again, they do not count until then."""
         position = CombinedPosition()
