@@ -161,15 +161,19 @@ class RequestRefused(Event, frozen=True):
 
 
 class Discarded(WriterEvent, frozen=True):
-    """Rows, a position or a repeated command that was not delivered.
+    """Rows, a position or a command that was not delivered.
 
-    For a repeated command, ``stream_name`` is the command's name. If the reason is
+    For a command, ``stream_name`` is the command's name. If the reason is
     ``UNKNOWN_STREAM``, the peer chose ``stream_name``, which must not become a
     metric label.
+
+    :ivar lost_by: the name of the link whose peer has no other link on which the
+        command might reach its destination; empty if there is none.
     """
 
     reason: DiscardReason
     count: int
+    lost_by: str = ""
 
 
 class ExtraFields(Event, frozen=True):

@@ -182,7 +182,7 @@ class HostCommandDispatcher:
             commands.UserSyncCommand: self._is_news,
             commands.ClearUserSyncsCommand: self._clears_another,
             commands.FederationAckCommand: self._acknowledge,
-            commands.UserIpCommand: self._stores_user_ips,
+            commands.UserIpCommand: _always,
             commands.RemoteServerUpCommand: _always,
             commands.LockReleasedCommand: self._is_lock_of_another,
             commands.NewActiveTaskCommand: _always,
@@ -208,6 +208,12 @@ class HostCommandDispatcher:
         if is_wanted is None:
             return
         try:
+            if (
+                isinstance(command, commands.UserIpCommand)
+                and not self._host.stores_user_ips
+            ):
+                self._discard_user_ip(connection, command)
+                return
             if not is_wanted(command) or self._is_copy(connection, command):
                 return
             waiting = self._host.commands.on_command(command)
@@ -261,11 +267,6 @@ class HostCommandDispatcher:
             stream.acknowledge(command.instance_name, command.token)
         return True
 
-    def _stores_user_ips(self, command: commands.UserIpCommand) -> bool:
-        if not self._host.stores_user_ips:
-            self._discard(command, DiscardReason.NOT_RESPONSIBLE)
-        return self._host.stores_user_ips
-
     def _relay(
         self,
         connection: ReplicationConnection,
@@ -297,6 +298,18 @@ class HostCommandDispatcher:
         if is_copy:
             self._discard(command, DiscardReason.REPEATED)
         return is_copy
+
+    def _discard_user_ip(
+        self, connection: ReplicationConnection, command: commands.UserIpCommand
+    ) -> None:
+        """Discard a client IP that this process does not store.
+
+        It is not relayed: without the names of those that have it, it could circulate.
+        A peer that connected here has no other link to the process that stores it.
+        """
+        lost_by = connection.name if connection.relays else ""
+        reason = DiscardReason.NOT_RESPONSIBLE
+        self._observer.observe(Discarded(command.NAME, "", reason, 1, lost_by))
 
     def _discard(self, command: commands.Command, reason: DiscardReason) -> None:
         self._observer.observe(Discarded(command.NAME, "", reason, 1))

@@ -289,6 +289,17 @@ class LoggingObserver(ReplicationObserver):
 
     @handles(events.Discarded)
     def _discarded(self, event: events.Discarded) -> None:
+        if event.lost_by:
+            self._log(
+                event,
+                LogLevel.warn,
+                "Discarded {command} of {peer}: this instance neither stores nor "
+                "relays client IPs; connect {peer} to the instance that stores them, "
+                "or use Redis",
+                per=(event.lost_by, event.reason.value),
+                command=event.stream_name,
+                peer=excerpt(event.lost_by),
+            )
         if event.reason not in _ALARMING:
             return
         known = event.reason is not events.DiscardReason.UNKNOWN_STREAM

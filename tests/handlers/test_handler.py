@@ -6,7 +6,7 @@ from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import LocalProtocolError, StreamConfigurationError
-from synapse_replication.handlers.events import DiscardReason
+from synapse_replication.handlers.events import Discarded, DiscardReason, Event
 from synapse_replication.handlers.handler import (
     HandlerOptions,
     ReplicationCommandHandler,
@@ -29,6 +29,7 @@ from synapse_replication.wire.commands import (
     UserIpCommand,
     UserSyncCommand,
 )
+from synapse_replication.wire.rdata import read_lines
 from tests.handlers.fixtures import Receiving, Row, receiving
 from tests.support.recording_observer import RecordingHost
 
@@ -241,6 +242,22 @@ class ReceivedTests(SynchronousTestCase):
         discards = fixture.host.observer.discards
         self.assertEqual(discards["USER_IP", "", DiscardReason.NOT_RESPONSIBLE], 1)
         self.assertEqual(fixture.host.commands.received, [])
+
+    def test_user_ip_of_the_far_end_of_a_chain(self) -> None:
+        """A peer that connected here, and sends client IPs in vain, is reported."""
+        fixture = receiving()
+        seen: list[Event] = []
+        self.patch(fixture.host.observer, "observe", seen.append)
+        far = MemoryConnection("w2", relays=True)
+        fixture.handler.new_connection(far)
+        for connection in (far, fixture.connection):
+            fixture.handler.received(
+                connection,
+                read_lines([b'USER_IP @a:b ["secret","1.2.3.4","agent",null,6]']),
+            )
+        self.assertEqual(
+            [each.lost_by for each in seen if isinstance(each, Discarded)], ["w2", ""]
+        )
 
     def test_own_commands_are_discarded(self) -> None:
         """

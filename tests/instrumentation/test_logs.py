@@ -197,6 +197,18 @@ class LoggingObserverTests(SynchronousTestCase):
             ],
         )
 
+    def test_client_ips_that_are_not_stored(self) -> None:
+        """A peer whose client IPs end here is named once."""
+        reason = DiscardReason.NOT_RESPONSIBLE
+        self.observer.observe(Discarded("USER_IP", "", reason, 1))
+        self.assertEqual(self.lines(), [])
+        for peer in ("w2", "w2", "w3"):
+            self.observer.observe(Discarded("USER_IP", "", reason, 1, peer))
+        self.assertEqual(
+            [text.partition(": ")[0] for _, text in self.lines()],
+            ["Discarded USER_IP of w2", "Discarded USER_IP of w3"],
+        )
+
     def test_everyday_discards_make_no_line(self) -> None:
         """Discarding our own echo or old tokens is not logged."""
         self.observer.observe(Discarded("events", "w1", DiscardReason.OWN_ECHO, 1))
