@@ -89,8 +89,8 @@ class TortureTests(SynchronousTestCase):
             "database": {"name": "psycopg2", "args": {"dsn": self.dsn, "cp_max": 4}},
             "redis": {"enabled": True, "host": redis.host, "port": redis.port},
             "instance_map": {
-                instance: {"host": "127.0.0.1", "port": 1}
-                for instance in ("main", *_WRITERS)
+                instance: {"host": "127.0.0.1", "port": port}
+                for port, instance in enumerate(("main", *_WRITERS), 1)
             },
             "synapse_replication": {
                 "streams": [
