@@ -96,6 +96,7 @@ class ExtrasTests(TestCase):
             ("follow", *traced, "--stream", "none"),
             ("init-db", *plain),
             ("main", *traced),
+            ("monitor", *traced),
             ("positions", "show", *plain),
             ("record", *traced, "--out", "homeserver.yaml"),
             ("replay", "none.jsonl"),

@@ -22,10 +22,13 @@ from synapse_replication.pipeline.settings import PipelineSettings
 from synapse_replication.pipeline.source import planning
 from synapse_replication.pipeline.spark.session import make_session, spark_job
 from synapse_replication.testing.servers import PrivatePostgres
+from tests.external import skip_reason
 from tests.external.cluster.cluster import StandaloneCluster
 from tests.pipeline.archives import keys_of
 from tests.support.archive_points import Point, watched
 from tests.support.big_database import fill_database
+
+skip = skip_reason("cluster")
 
 #: The approximate number of rows.
 ROWS = 20_000
