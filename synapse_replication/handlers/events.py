@@ -413,6 +413,12 @@ class PositionWrite(Struct, frozen=True):
     token: int
 
 
+class PositionPersistBegun(WriterEvent, frozen=True):
+    """The database was asked to persist the position of this process as a writer."""
+
+    token: int
+
+
 class PositionPersisted(WriterEvent, frozen=True):
     """The database has persisted the position of this process as a writer."""
 

@@ -8,8 +8,8 @@ the events, and never inside replication code, so they may call anything.
 
 A failure of a callback is reported, and the other callbacks still run. The queue of
 events is bounded: for each writer of a stream, only the newest event of catch-up
-progress, of a persisted position and of a failure to persist one is queued; events
-beyond :data:`MAX_WAITING` are discarded, and their number is reported.
+progress, and of the beginning, the end and the failure of persisting a position is
+queued; events beyond :data:`MAX_WAITING` are discarded, and their number is reported.
 
 docs/plugging-in.rst has examples.
 """
@@ -111,10 +111,17 @@ HookEvent: TypeAlias = (
     | events.LateRows
     | WriterRoleChanged
     | events.StreamReset
+    | events.PositionPersistBegun
     | events.PositionPersisted
     | events.PositionPersistFailed
     | ConfigurationReloaded
     | Stopping
+)
+#: Events of which only the newest about a writer's stream waits for delivery.
+_OF_POSITIONS = (
+    events.PositionPersistBegun,
+    events.PositionPersisted,
+    events.PositionPersistFailed,
 )
 _Event = TypeVar("_Event", bound=HookEvent)
 _Key: TypeAlias = tuple[str, str]
@@ -238,7 +245,7 @@ class ReplicationHooks(ReplicationObserver):
 
     @override
     def observe(self, event: events.Event) -> None:
-        if isinstance(event, (events.PositionPersisted, events.PositionPersistFailed)):
+        if isinstance(event, _OF_POSITIONS):
             key = (type(event), event.stream_name, event.instance_name)
             self._enqueue(event, key)
         else:

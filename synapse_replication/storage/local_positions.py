@@ -39,6 +39,7 @@ from twisted.logger import Logger
 
 from synapse_replication.errors import ImplausiblePositionError
 from synapse_replication.handlers.events import (
+    PositionPersistBegun,
     PositionPersisted,
     PositionPersistFailed,
     PositionWrite,
@@ -205,6 +206,7 @@ class PositionPersister:
         }
         if self._admission is not None:
             parameters |= self._admission.parameters
+        self._observer.observe(PositionPersistBegun(stream_name, writer, local))
         try:
             with self._observer.span(PositionWrite(stream_name, writer, local)):
                 await self._database.transact(

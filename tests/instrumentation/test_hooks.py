@@ -16,6 +16,7 @@ from synapse_replication.handlers.events import (
     LinkDown,
     LinkUp,
     PeerHeartbeat,
+    PositionPersistBegun,
     PositionPersisted,
     PositionPersistFailed,
     Resync,
@@ -59,6 +60,7 @@ KINDS: tuple[type[HookEvent], ...] = (
     LateRows,
     WriterRoleChanged,
     StreamReset,
+    PositionPersistBegun,
     PositionPersisted,
     PositionPersistFailed,
     ConfigurationReloaded,
@@ -126,16 +128,19 @@ class ReplicationHooksTests(SynchronousTestCase):
 
     def test_persisted_positions(self) -> None:
         """
-        Only the newest persisted position is reported, but each failure to persist one.
+        The beginning and the end of persisting a position are reported, but only the
+        newest ones, and the failure.
         """
         self.subscribe_all()
         for token in (3, 4):
+            self.observer.observe(PositionPersistBegun("events", "me", token))
             self.observer.observe(PositionPersisted("events", "me", token))
         error = ValueError("no connection")
         self.observer.observe(PositionPersistFailed("events", "me", 5, error))
         self.assertEqual(
             self.take(),
             [
+                PositionPersistBegun("events", "me", 4),
                 PositionPersisted("events", "me", 4),
                 PositionPersistFailed("events", "me", 5, error),
             ],

@@ -14,6 +14,7 @@ from twisted.python.failure import Failure
 from synapse_replication.handlers.events import (
     DatabaseSetBack,
     OperationFailed,
+    PositionPersistBegun,
     PositionPersisted,
     PositionPersistFailed,
 )
@@ -166,8 +167,13 @@ class RecordingObserver(ReplicationObserver):
     def __init__(self) -> None:
         self.failures: list[tuple[str, BaseException]] = []
         self.set_back: list[DatabaseSetBack] = []
+        self.begun: list[int] = []
         self.persisted: list[int] = []
         self.not_persisted: list[int] = []
+
+    @handles(PositionPersistBegun)
+    def _position_persist_begun(self, event: PositionPersistBegun) -> None:
+        self.begun.append(event.token)
 
     @handles(PositionPersisted)
     def _position_persisted(self, event: PositionPersisted) -> None:
