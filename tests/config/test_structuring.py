@@ -35,8 +35,8 @@ class HintsTests(SynchronousTestCase):
                 },
             ),
             [
-                "server_name: write the homeserver's name, without slashes; for instance "
-                "`server_name: example.com`",
+                "server_name: write the homeserver's name, without slashes; for "
+                "instance `server_name: example.com`",
                 "database: write a mapping: indented `key: value` lines",
                 "redis.password: write a text; in quotes if it looks like a number",
                 "redis.dbid: write a number in the range",
@@ -91,8 +91,8 @@ class HintsTests(SynchronousTestCase):
                 },
             ),
             [
-                "server_name: write the homeserver's name, without slashes; for instance "
-                "`server_name: example.com`",
+                "server_name: write the homeserver's name, without slashes; for "
+                "instance `server_name: example.com`",
                 "database.args.5: write the key in quotes",
                 "stream_writers.events[0]: write a text; in quotes if it looks like a "
                 "number",

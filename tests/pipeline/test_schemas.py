@@ -36,8 +36,8 @@ _INTERNAL = (
     "source/parameters.csv",
     "source/settings.csv",
     "columns/types.csv",
-    "columns/sightings.csv",
-    "columns/ids.csv",
+    "columns/keys.csv",
+    "columns/streams.csv",
 )
 
 

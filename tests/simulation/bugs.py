@@ -343,7 +343,7 @@ FOUND_BY: Mapping[str, int] = {
     "interleaved-batches": 18,
     "position-during-batch": 113,
     "gap-per-writer": 271,
-    "late position": 1744,
+    "late position": 300,
     "unreadable-row": 22,
     "covered-rows": 265,
     "unregistered-id": 72,
