@@ -110,7 +110,7 @@ class _Session:
         """Return the session; wait for Java if it is starting."""
         self.start_java()
         try:
-            from pyspark import SparkConf
+            from pyspark import SparkConf, SparkContext
             from pyspark.sql import SparkSession
 
             from synapse_replication.pipeline.source.source import (
@@ -125,7 +125,8 @@ class _Session:
         logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
         if self._start is not None:
             self._start.connect()
-        existed = SparkSession.getActiveSession() is not None
+        # A thread need not have an active session, although there is one.
+        existed = SparkContext._active_spark_context is not None
         conf = SparkConf(loadDefaults=False).setAll(list(self._options.items()))
         try:
             with spark_errors_shortened():

@@ -236,6 +236,9 @@ class UserSettings:
         is_known &= not any((folder / name).exists() for name in files)
         defaults, is_readable = _parse_defaults(folder / "spark-defaults.conf")
         settings = {**defaults, **given}
+        if (folder / "metrics.properties").exists():
+            # Spark's default of the setting.
+            settings.setdefault("spark.metrics.conf", "metrics.properties")
         is_known &= is_readable and not settings.keys() & set(_NOT_KNOWN)
         is_known &= not any(os.environ.get(name) for name in _VARIABLES_NOT_KNOWN)
         return cls(settings, given, arguments, is_known)

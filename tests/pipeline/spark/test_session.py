@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import threading
 
 from pyspark.errors import AnalysisException
 from twisted.trial.unittest import SynchronousTestCase
@@ -57,6 +58,20 @@ class JobTests(SynchronousTestCase):
         )
         # The session goes on.
         self.assertEqual(session.range(1).count(), 1)
+
+    def test_in_a_thread(self) -> None:
+        """A job in another thread than that of the session does not stop it."""
+        session = shared_session()
+        counts = []
+
+        def run() -> None:
+            with spark_job("test") as spark:
+                counts.append(spark().range(3).count())
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+        self.assertEqual([*counts, session.range(2).count()], [3, 2])
 
     def test_failure(self) -> None:
         """An exception of Spark is one line."""

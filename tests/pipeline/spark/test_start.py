@@ -155,6 +155,11 @@ class UserSettingsTests(SynchronousTestCase):
         self.assertFalse(agent.has_nothing_to_stop)
         memory = self.read(PYSPARK_SUBMIT_ARGS="--driver-memory 4g pyspark-shell")
         self.assertTrue(memory.has_nothing_to_stop)
+        # Spark reads it without being told to; the sinks write at the end.
+        (self.home / "conf" / "metrics.properties").write_text("*.sink.csv.class=x")
+        sinks = self.read()
+        self.assertTrue(sinks.is_known)
+        self.assertFalse(sinks.has_nothing_to_stop)
 
 
 class EnvironmentTests(SynchronousTestCase):
