@@ -69,7 +69,7 @@ UNION ALL
 SELECT /*+ BROADCAST(streams) */ false, tokens.stream, instance_name, reached, token,
   recording, line_number, t, is_row
 FROM tokens JOIN streams ON tokens.stream = streams.stream
-WHERE NOT idempotent AND is_row AND reached < token - 1
+WHERE NOT idempotent AND is_row AND reached < try_subtract(token, 1)
 
 -- name: words
 -- The ids of a writer in 64 consecutive ids: those in the tables (``t``), in the
@@ -267,14 +267,15 @@ UNION ALL
 -- one sequence, so a gap between the ids of one writer usually contains ids of others.
 -- Ids above the greatest known id are not reported: their transactions may be in
 -- progress. The newest gaps of a stream are findings of their own; one finding
--- summarises all others.
+-- summarises all others. Recordings may have any token: at most 2^63 - 1 ids count.
 SELECT 'id_without_row', stream, NULL, min(before.stream_id) + 1,
-  max(after.stream_id) - 1, sum(size),
+  max(after.stream_id) - 1, coalesce(try_sum(size), 9223372036854775807L),
   '{count} ids of {stream} in {gaps} gaps have no row of any writer: rolled back, ' ||
     'replaced, deleted, or lost',
   to_json(struct(min(before) AS before, max(after) AS after, count(*) AS gaps))
 FROM (
-  SELECT *, after.stream_id - before.stream_id - 1 AS size, least(:gaps + 1,
+  SELECT *, coalesce(try_subtract(after.stream_id - 1, before.stream_id),
+    9223372036854775807L) AS size, least(:gaps + 1,
     row_number() OVER (PARTITION BY stream ORDER BY before.stream_id DESC)) AS rank
   FROM (
     SELECT stream, is_end,
@@ -395,7 +396,8 @@ SELECT 'row_twice_in_archive', stream, instance_name, min(stream_id), max(stream
   to_json(struct(min_by(struct(stream_id, row_index, times),
     struct(stream_id, row_index), 10) AS rows))
 FROM (
-  SELECT stream, instance_name, stream_id, row_index, count(*) AS times
+  SELECT stream, nullif(instance_name, '') AS instance_name, stream_id, row_index,
+    count(*) AS times
   FROM archive_again GROUP BY ALL HAVING times > 1)
 GROUP BY stream, instance_name
 

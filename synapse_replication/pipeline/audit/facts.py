@@ -5,7 +5,6 @@ The Spark driver reads them in one read-only transaction.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import attrs
@@ -18,7 +17,7 @@ from synapse_replication.storage.consistency import Problem, ProblemKind, Stream
 
 @attrs.frozen(kw_only=True)
 class AuditedStream:
-    """The facts about a stream; the first six are columns of the checks.
+    """The facts about a stream; ``streams.csv`` has those that the checks use.
 
     :ivar stream: the name on the wire.
     :ivar persisted: whether a sequence of the database allocates its ids.
@@ -41,14 +40,6 @@ class AuditedStream:
     nameless: bool = False
     reach: int = 0
     writers: frozenset[str] = frozenset()
-
-    def sole_writer(self, received: Iterable[tuple[str, str]]) -> str | None:
-        """Return the writer of a nameless stream that has a single writer.
-
-        :param received: pairs of a stream and a writer in recordings.
-        """
-        names = {*self.writers, *(w for stream, w in received if stream == self.stream)}
-        return names.pop() if self.nameless and len(names) == 1 else None
 
 
 def read_facts(

@@ -97,14 +97,15 @@ FROM lines JOIN (SELECT recording, min(t) AS first_t FROM lines GROUP BY recordi
 -- The rows that arrived, each with the token of its batch. The token and the time are
 -- those of the line that ends the batch, because a reader cannot deliver the batch
 -- before that line. If the recording ends within a batch, the rows of that batch have
--- no token and are omitted.
+-- no token and are omitted. The lines are read backwards, because Spark would otherwise
+-- read all following lines again for each line.
 SELECT recording, stream, instance_name, ending.token AS stream_id,
   ending.received_ts AS received_ts, room_id, user_id, wire_ms
 FROM (
-  SELECT *, first_value(IF(token IS NULL, NULL, struct(token, received_ts)))
+  SELECT *, last_value(IF(token IS NULL, NULL, struct(token, received_ts)))
     IGNORE NULLS OVER (
-      PARTITION BY recording, stream, instance_name ORDER BY line_number
-      ROWS BETWEEN CURRENT ROW AND UNBOUNDED FOLLOWING) AS ending
+      PARTITION BY recording, stream, instance_name ORDER BY line_number DESC
+      ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW) AS ending
   FROM lines WHERE command = 'RDATA')
 WHERE ending IS NOT NULL
 
@@ -133,8 +134,8 @@ written AS (
   ON rows.stream = seen.stream AND stream_id BETWEEN low AND high
   WHERE written_ts IS NOT NULL GROUP BY rows.stream, instance_name, stream_id)
 SELECT * FROM (
-  SELECT stream, received_ts, (unix_micros(received_ts)
-    - coalesce(wire_ms * 1000, unix_micros(written_ts))) / 1000 AS lag_ms
+  SELECT stream, received_ts, try_subtract(unix_micros(received_ts),
+    coalesce(try_multiply(wire_ms, 1000L), unix_micros(written_ts))) / 1000 AS lag_ms
   FROM tokens LEFT JOIN written USING (stream, instance_name, stream_id))
 WHERE lag_ms IS NOT NULL
 
@@ -153,13 +154,13 @@ FROM (
 GROUP BY GROUPING SETS ((stream), (stream, start)) ORDER BY stream, start
 
 -- name: all_events
--- The POSITION lines that reset a stream, or make a reader catch up. Each line is compared with ``known``: the greatest token
--- that a reader has received from the writer in the previous POSITION and since then;
--- it need not be the last one, because ``caches`` may have late rows. If ``token`` is
--- less than ``known``, the writer has reset the stream. Otherwise, if ``prev_token``
--- is greater than ``known``, the reader has to fetch the rows above ``known``. A
--- POSITION before which the recording has no token of the writer in the stream is
--- neither.
+-- The POSITION lines that reset a stream, or make a reader catch up. Each line is
+-- compared with ``known``: the greatest token that a reader has received from the
+-- writer in the previous POSITION and since then; it need not be the last one, because
+-- ``caches`` may have late rows. If ``token`` is less than ``known``, the writer has
+-- reset the stream. Otherwise, if ``prev_token`` is greater than ``known``, the reader
+-- has to fetch the rows above ``known``. A POSITION before which the recording has no
+-- token of the writer in the stream is neither.
 WITH numbered AS (
   SELECT *, count_if(command = 'POSITION') OVER (
     PARTITION BY recording, stream, instance_name ORDER BY line_number) AS span

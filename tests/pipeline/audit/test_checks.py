@@ -109,6 +109,26 @@ class GapTests(SynchronousTestCase):
             ],
         )
 
+    at_limits = CASES.add(
+        tables=[("events", "w1", 1), ("events", "w1", 2**63 - 1)],
+        lines=lines_of(
+            [f"RDATA events w1 {-(2**63)} []", f"RDATA events w1 {2**63 - 1} []"]
+        ),
+    )
+
+    def test_limits(self) -> None:
+        """Tokens may be the least and the greatest number of 64 bits."""
+        self.assertEqual(
+            found(self.at_limits.findings("id_without_row")),
+            [
+                (
+                    *("id_without_row", "info", "events", None),
+                    *(1 - 2**63, 0, 2**63 - 1),
+                ),
+                ("id_without_row", "info", "events", None, 2, 2**63 - 2, 2**63 - 3),
+            ],
+        )
+
     at_words = CASES.add(
         tables=[("events", "w1", id_) for id_ in (*range(60, 129), 192, 320, 2**62)],
     )
@@ -243,6 +263,14 @@ class ArchiveTests(SynchronousTestCase):
             ("events", "w2", 2, 0),
         ]
     )
+
+    of_nobody = CASES.add(archive=[("events", "", 4, 0)] * 2)
+
+    def test_unknown_writer(self) -> None:
+        """A repeated row may have no writer."""
+        (twice,) = self.of_nobody.findings("row_twice_in_archive")
+        self.assertIsNone(twice.instance_name)
+        self.assertIn("rows of an unknown writer's events", twice.message)
 
     def test_rows_twice(self) -> None:
         """

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 
-import attrs
 import psycopg2
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -88,21 +87,6 @@ class FactsTests(SynchronousTestCase):
         self.assertEqual([n for n, s in streams.items() if s.persisted], ["orders"])
         self.assertTrue(streams["typing"].in_memory)
         self.assertTrue(streams["caches"].idempotent)
-
-    def test_sole_writer(self) -> None:
-        """
-        Rows without a writer are attributed to the sole writer; if there are two, to
-        none.
-        """
-        orders = self.streams()["orders"]
-        self.assertEqual(orders.sole_writer([]), "a")
-        self.assertEqual(orders.sole_writer([("events", "b")]), "a")
-        self.assertIsNone(orders.sole_writer([("orders", "b")]))
-        self.assertEqual(
-            attrs.evolve(orders, writers=frozenset()).sole_writer([("orders", "b")]),
-            "b",
-        )
-        self.assertIsNone(attrs.evolve(orders, nameless=False).sole_writer([]))
 
     def test_healthy(self) -> None:
         """If positions and sequence are consistent, there is no finding."""
