@@ -12,7 +12,6 @@ _EXTRAS: Final = {
             "adbc_driver_manager",
             "adbc_driver_postgresql",
             "deltalake",
-            "duckdb",
             "matplotlib",
             "pandas",
             "py4j",

@@ -24,7 +24,6 @@ MODULES = {
         "adbc_driver_manager",
         "adbc_driver_postgresql",
         "deltalake",
-        "duckdb",
         "matplotlib",
         "pandas",
         "py4j",
