@@ -41,8 +41,10 @@ from synapse_replication.text import counted
 _KEY: Final = ["stream_id", "row_index"]
 _KEY_SCHEMA: Final = pa.schema([("stream_id", pa.int64()), ("row_index", pa.int32())])
 
-#: The description of an empty commit in the place of a damaged one.
-_PLACEHOLDER: Final = {"timestamp": 0, "operation": "REPAIR"}
+#: The operations of an empty commit in the place of a damaged one: before its rows have
+#: been read again, and after that.
+_PENDING: Final = "REPAIR"
+_DONE: Final = "REPAIRED"
 
 
 @attrs.frozen
@@ -113,35 +115,36 @@ def repair_archive(
         log_files = store.damaged_log_files(uri)
         for name, reason in log_files:
             report(f"{stream}: {uri}/_delta_log/{name} {reason}")
-        lost_commits = replace_log_files(store, uri, log_files)
+        replace_log_files(store, uri, log_files)
         schema = options.catalog[stream].table.archive_schema
         table = ArchiveTable(store, uri, stream, schema)
+        lost_commits = _lost_commits(table)
         damaged = files.wrong_sizes(store, table.files)
         damaged_files = {each.file for each in damaged}
         rest = [file for file in table.files if file not in damaged_files]
         damaged += files.find_damage(store, rest, spark)
         for each in damaged:
             report(str(each))
-        if damaged or log_files:
+        if damaged or log_files or lost_commits:
             repairs.append(
                 _repair(store, options, table, damaged, lost_commits, spark, report)
             )
+            for version in lost_commits:
+                _write_placeholder(store, uri, f"{version:020}.json", _DONE)
     return repairs
 
 
 def replace_log_files(
     store: ArchiveStore, uri: str, damaged: Iterable[tuple[str, str]]
-) -> list[int]:
+) -> None:
     """Move damaged files of a log aside, and put empty commits in their places.
 
     A checkpoint is not replaced: readers use the commits instead.
 
     :param damaged: the names of the files, with the reasons.
-    :return: the versions of the commits.
     :raises PipelineError: if the first commit, which has the columns, is damaged.
     """
     filesystem, folder = store.filesystem, f"{store.path(uri)}/_delta_log"
-    versions = []
     for name, reason in damaged:
         if name == f"{0:020}.json":
             raise PipelineError(
@@ -152,14 +155,30 @@ def replace_log_files(
         if reason != MISSING_REASON:
             filesystem.move(f"{folder}/{name}", f"{folder}/{name}.damaged")
         if name.endswith(".json"):
-            versions.append(int(name.removesuffix(".json")))
-            with filesystem.open_output_stream(f"{folder}/{name}") as file:
-                file.write(json.dumps({"commitInfo": _PLACEHOLDER}).encode())
+            _write_placeholder(store, uri, name, _PENDING)
         else:
             hint = f"{folder}/_last_checkpoint"
             if filesystem.get_file_info(hint).is_file:
                 filesystem.delete_file(hint)
-    return versions
+
+
+def _write_placeholder(
+    store: ArchiveStore, uri: str, name: str, operation: str
+) -> None:
+    """Write an empty commit, or replace it."""
+    content = {"commitInfo": {"timestamp": 0, "operation": operation}}
+    path = f"{store.path(uri)}/_delta_log/{name}"
+    with store.filesystem.open_output_stream(path) as file:
+        file.write(json.dumps(content).encode())
+
+
+def _lost_commits(table: ArchiveTable) -> list[int]:
+    """Return the versions of the lost commits whose rows must still be read again.
+
+    They include those of an earlier repair that did not complete.
+    """
+    commits = [] if table.delta is None else table.delta.history()
+    return [each["version"] for each in commits if each.get("operation") == _PENDING]
 
 
 def _repair(

@@ -10,6 +10,7 @@ import io
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import psycopg2
 from deltalake import DeltaTable
@@ -74,12 +75,12 @@ class RepairTests(SynchronousTestCase):
         run_archive(self.settings, ArchiveProgress(output))
         return output.getvalue()
 
-    def repair(self) -> list[Repair]:
+    def repair(self, spark: Spark = shared_session) -> list[Repair]:
         """Repair the archive."""
         options = self.settings.source_options()
         assert options is not None
         self.steps: list[str] = []
-        return repair_archive(self.archive, options, shared_session, self.steps.append)
+        return repair_archive(self.archive, options, spark, self.steps.append)
 
     @property
     def files(self) -> list[ArchivedFile]:
@@ -195,6 +196,24 @@ class RepairTests(SynchronousTestCase):
             self.assertEqual(repaired.commits, 1)
             self.assertEqual(repaired.rows, 30)
             self.check_repaired()
+
+    def test_interrupted(self) -> None:
+        """A repair that ended early, without Java for instance, is completed later."""
+
+        def no_spark() -> Any:
+            if "check receipts" in self.steps:
+                raise PipelineError("no Java")
+            return shared_session()
+
+        table = DeltaTable(self.uri, storage_options=self.store.delta_options)
+        commits = reversed(table.history())
+        versions = [c["version"] for c in commits if c["operation"] == "WRITE"]
+        self.change(self.commit_name(versions[1]), lambda content: content[:50])
+        self.assertRaises(PipelineError, self.repair, no_spark)
+        self.run_archive()
+        (repaired,) = self.repair()
+        self.assertEqual((repaired.commits, repaired.rows), (1, 30))
+        self.check_repaired()
 
     def test_damaged_last_commit(self) -> None:
         """The rows of the last commit are archived again by the next run."""
