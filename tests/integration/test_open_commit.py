@@ -56,12 +56,15 @@ class OpenCommitTests(DeploymentTestCase):
         self.wait_for_rows(2)
         self.execute(f"SELECT pg_advisory_lock({_KEY})")
         self.write_upto(3)
-        self.wait_for_session("query = 'COMMIT' AND wait_event = 'advisory'")
+        self.wait_for_session("query LIKE '%COMMIT' AND wait_event = 'advisory'")
         main.kill()
         main.wait()
         self.main["synapse_replication"]["modules"][0]["config"]["after"] = 3
         self.start("main", self.main)
-        self.wait_for_session("query LIKE '%SELECT virtualtransaction FROM pg_locks%'")
+        self.wait_for_session(
+            "query LIKE '%INSERT INTO synapse_replication_writers%' "
+            "AND wait_event_type = 'Lock'"
+        )
         self.execute(f"SELECT pg_advisory_unlock({_KEY})")
         self.wait_until_up("main", 2)
         self.wait_until("the row", lambda: len(self.journal("notes")) >= 3)
