@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import socket
 from typing import Any
 
 import attrs
@@ -20,6 +21,7 @@ class PgBouncer(PrivateServer):
     :param postgres: the server.
     :param mode: ``transaction`` or ``session``.
     :param pool_size: the most sessions with the server.
+    :ivar port: the number in the name of the socket.
     """
 
     kind = "pgbouncer"
@@ -27,13 +29,11 @@ class PgBouncer(PrivateServer):
     _postgres: PrivatePostgres = attrs.field(kw_only=True)
     _mode: str = attrs.field(default="transaction", kw_only=True)
     _pool_size: int = attrs.field(default=4, kw_only=True)
-    _port: int = attrs.field(factory=free_port, init=False)
+    port: int = attrs.field(factory=free_port, init=False)
 
     def dsn(self, database: str) -> str:
         """Return the connection string of a database behind the pooler."""
-        return (
-            f"host={self.directory} port={self._port} user=postgres dbname={database}"
-        )
+        return f"host={self.directory} port={self.port} user=postgres dbname={database}"
 
     def _prepare(self) -> None:
         options = self._popen_options()
@@ -44,7 +44,7 @@ class PgBouncer(PrivateServer):
             "pool_mode": self._mode,
             "default_pool_size": self._pool_size,
             "max_client_conn": 200,
-            "listen_port": self._port,
+            "listen_port": self.port,
             "unix_socket_dir": self.directory,
             "ignore_startup_parameters": "extra_float_digits,options",
         }
@@ -63,4 +63,6 @@ class PgBouncer(PrivateServer):
         return [PGBOUNCER, str(self.directory / "pgbouncer.ini")]
 
     def _is_ready(self, pid: int) -> bool:
-        return (self.directory / f".s.PGSQL.{self._port}").is_socket()
+        with socket.socket(socket.AF_UNIX) as connection:
+            path = self.directory / f".s.PGSQL.{self.port}"
+            return connection.connect_ex(str(path)) == 0

@@ -9,26 +9,33 @@ import re
 import socket
 import subprocess
 import time
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import attrs
+import psycopg2
 from typing_extensions import override
 
 from scripts.tools.faults.writer import REFUSED, delayed_calls_file, writers_of
 from synapse_replication.demo.deployment import (
+    DATABASE,
     READERS,
     WRITERS,
     DemoPlan,
     Deployment,
+    ReplicationProcess,
     wait_until_ready,
 )
 from synapse_replication.demo.script import STREAMS, DemoStream
 from synapse_replication.errors import ServerStartError
+from synapse_replication.streams.standard.registry import MAIN_INSTANCE
 from synapse_replication.testing.servers import PrivatePostgres
+from tests.support.commit_proxy import CommitProxy
 from tests.support.link_proxy import LinkProxy
+from tests.support.pooler import PgBouncer
 
 #: The size of the disk that is filled, in MB; a new database takes about 50.
 DISK_SIZE = 160
@@ -56,6 +63,13 @@ class Needs:
     :ivar extension: whether processes use the extension.
     :ivar small_disk: whether PostgreSQL has a small disk of its own.
     :ivar programs: the command lines of processes that run another release.
+    :ivar commits_proxied: the process whose answers to COMMIT may be lost; empty for
+        none.
+    :ivar pooler: the mode of a PgBouncer between the processes and PostgreSQL; empty
+        for none.
+    :ivar read_standby: the process whose database is a hot standby; empty for none.
+    :ivar failover: ``synchronous`` or ``asynchronous`` replication to a standby that
+        may be promoted; empty for none.
     """
 
     proxied: str = ""
@@ -63,6 +77,10 @@ class Needs:
     extension: bool = True
     small_disk: bool = False
     programs: Mapping[str, list[str]] = MappingProxyType({})
+    commits_proxied: str = ""
+    pooler: str = ""
+    read_standby: str = ""
+    failover: str = ""
 
 
 class SmallDiskPostgres(PrivatePostgres):
@@ -140,9 +158,26 @@ class FaultDeployment(Deployment):
         self._all_writers: dict[str, set[str]] = {name: {name} for name in WRITERS}
         if needs.small_disk:
             self.postgres = SmallDiskPostgres()
+        self.standby: PrivatePostgres | None = None
+        self.commit_proxy: CommitProxy | None = None
+        self._pooler: PgBouncer | None = None
+        #: By name: the socket of a process that has replaced another.
+        self._sockets: dict[str, Path] = {}
 
     @override
     def start_servers(self) -> None:
+        self.postgres.start()
+        if self._needs.commits_proxied:
+            self.commit_proxy = CommitProxy(self.postgres)
+        if self._needs.pooler:
+            self._pooler = PgBouncer(
+                postgres=self.postgres, mode=self._needs.pooler, pool_size=40
+            ).start()
+        if self._needs.read_standby or self._needs.failover:
+            self.standby = PrivatePostgres(primary=self.postgres).start()
+        if self._needs.failover == "synchronous":
+            self._execute("ALTER SYSTEM SET synchronous_standby_names = '*'")
+            self._execute("SELECT pg_reload_conf()")
         super().start_servers()
         for name, program in self._needs.programs.items():
             self.processes[name].program = program
@@ -184,6 +219,111 @@ class FaultDeployment(Deployment):
         """Stop a process cleanly."""
         self.processes[name].request_stop()
         self.processes[name].wait()
+
+    def end_sessions(self, name: str) -> None:
+        """End all sessions of a process, but not those of its successor."""
+        self._execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE application_name = %s",
+            name,
+        )
+
+    def start_successor(self, name: str) -> ReplicationProcess:
+        """Start another process of the same name, without waiting until it is up."""
+        successor = f"{name}.successor"
+        config = self._own_config(name)
+        path = self.directory / f"{successor}.sock"
+        for listener in config.get("worker_listeners") or config["listeners"]:
+            if listener["type"] == "http":
+                listener["path"] = str(path)
+        config["database"]["args"]["application_name"] = successor
+        own = self.directory / f"{successor}.yaml"
+        own.write_text(json.dumps(config, indent=2))
+        process = ReplicationProcess(
+            name,
+            [
+                "main" if name == MAIN_INSTANCE else "worker",
+                *("-c", str(self.directory / "homeserver.yaml"), "-c", str(own)),
+            ],
+            path,
+            self.directory / f"{name}.log",
+        )
+        process.start()
+        return process
+
+    def replace(self, name: str, successor: ReplicationProcess) -> None:
+        """Let a successor take the place of a process, which must end with status 1.
+
+        :raises ServerStartError: if the process ends with another status.
+        """
+        replaced, self.processes[name] = self.processes[name], successor
+        self._sockets[name] = self.directory / f"{name}.successor.sock"
+        if (status := replaced.wait()) != 1:
+            raise ServerStartError(f"the replaced {name} ended with status {status}")
+
+    def pause_standby(self) -> None:
+        """Stop the replay of the standby."""
+        self._query_standby("SELECT pg_wal_replay_pause()")
+
+    def resume_standby(self) -> None:
+        """Go on with the replay of the standby."""
+        self._query_standby("SELECT pg_wal_replay_resume()")
+
+    def promote_standby(self) -> None:
+        """Kill the primary, and promote the standby."""
+        assert self.standby is not None
+        self.postgres.kill()
+        self.standby.promote()
+        self._dsn = self.standby.dsn(DATABASE)
+
+    def forgotten_rows(
+        self, stream: DemoStream, writer: str
+    ) -> Counter[tuple[int, str]]:
+        """Count the rows that the failover has lost, after all processes have ended."""
+        if stream.in_memory or self.standby is None or self.postgres.running:
+            return Counter()
+        kept = Counter(row_keys(self.written_rows(stream, writer)))
+        dsn, self._dsn = self._dsn, self.postgres.start().dsn(DATABASE)
+        try:
+            return Counter(row_keys(self.written_rows(stream, writer))) - kept
+        finally:
+            self._dsn = dsn
+            self.postgres.kill()
+
+    def _query_standby(self, sql: str) -> None:
+        assert self.standby is not None
+        with contextlib.closing(psycopg2.connect(self.standby.dsn())) as connection:
+            connection.autocommit = True
+            connection.cursor().execute(sql)
+
+    def _execute(self, sql: str, *values: str) -> None:
+        with contextlib.closing(psycopg2.connect(self.postgres.dsn())) as connection:
+            connection.autocommit = True
+            connection.cursor().execute(sql, values or None)
+
+    def _database_args(self, name: str) -> Mapping[str, Any]:
+        """Return the arguments with which a process connects to the database."""
+        args: dict[str, Any] = {
+            "host": str(self.postgres.directory),
+            "port": self.postgres.port,
+            "user": self.postgres.user,
+            "dbname": DATABASE,
+            "application_name": name,
+        }
+        if name == self._needs.commits_proxied:
+            assert self.commit_proxy is not None
+            args["host"] = str(self.commit_proxy.directory)
+        elif self._pooler is not None:
+            args |= {"host": str(self._pooler.directory), "port": self._pooler.port}
+        elif self.standby is not None and (
+            self._needs.failover or name == self._needs.read_standby
+        ):
+            args["host"] = f"{self.standby.directory},{self.postgres.directory}"
+        return args
+
+    @override
+    def socket_of(self, name: str) -> Path:
+        return self._sockets.get(name) or super().socket_of(name)
 
     def writers_of(self, stream: DemoStream) -> list[str]:
         """Return the currently configured writers of a stream."""
@@ -285,6 +425,11 @@ class FaultDeployment(Deployment):
             stack.callback(super().close)
             if self.proxy is not None:
                 stack.callback(self.proxy.close)
+            if self.commit_proxy is not None:
+                stack.callback(self.commit_proxy.close)
+            for server in (self._pooler, self.standby):
+                if server is not None:
+                    stack.callback(server.stop)
 
     def get_metrics(self, name: str) -> str:
         """Return the metrics of an instance, after the HTTP headers."""
@@ -304,6 +449,7 @@ class FaultDeployment(Deployment):
 
     def _own_config(self, name: str) -> dict[str, Any]:
         config: dict[str, Any] = super()._own_config(name)
+        config["database"] = {"name": "psycopg2", "args": self._database_args(name)}
         for listener in config.get("worker_listeners") or config["listeners"]:
             if "resources" in listener:
                 listener["resources"][0]["names"].append("metrics")
@@ -356,6 +502,12 @@ def connected_sockets(table: str) -> set[str]:
     """Return the connected Unix sockets in ``/proc/PID/net/unix``, as in ``fd``."""
     rows = (line.split() for line in table.splitlines()[1:])
     return {f"socket:[{row[6]}]" for row in rows if row[5] == "03"}
+
+
+def row_keys(rows: Iterable[tuple[int, Any]]) -> Iterator[tuple[int, str]]:
+    """Yield a hashable form of rows, with their tokens."""
+    for token, row in rows:
+        yield token, json.dumps(row, sort_keys=True)
 
 
 def count_catch_ups(metrics: str) -> int:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import random
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import attrs
+from msgspec import structs
 
-from scripts.tools.faults.deployment import FaultDeployment
+from scripts.tools.faults.deployment import FaultDeployment, row_keys
 from scripts.tools.faults.scenarios import Scenario
 from scripts.tools.faults.stalls import LASTING, is_true, read_stalls, shown_stalls
-from synapse_replication.demo.check import WriterTally, compare
+from synapse_replication.demo.check import JournalEntry, WriterTally, compare
 from synapse_replication.demo.course import Tail
 from synapse_replication.demo.deployment import (
     READERS,
@@ -155,6 +158,35 @@ def make_result(
         seconds=seconds,
         agreed=agreed,
     )
+
+
+def without_rows(
+    journal: Sequence[JournalEntry],
+    stream: str,
+    writer: str,
+    rows: Counter[tuple[int, str]],
+) -> Sequence[JournalEntry]:
+    """Remove rows of a writer from a journal, each at most as often as counted.
+
+    :param rows: the rows, as :func:`row_keys` returns them.
+    """
+    if not rows:
+        return journal
+    left = Counter(rows)
+
+    def is_kept(token: int, row: Any) -> bool:
+        (key,) = row_keys([(token, row)])
+        left[key] -= 1
+        return left[key] < 0
+
+    return [
+        structs.replace(
+            entry, rows=[row for row in entry.rows if is_kept(entry.token, row)]
+        )
+        if (entry.stream_name, entry.instance_name) == (stream, writer)
+        else entry
+        for entry in journal
+    ]
 
 
 def run_scenario(
@@ -336,8 +368,15 @@ class _Course:
         for stream in STREAMS.values():
             for writer in self._deployment.all_writers_of(stream):
                 written = self._deployment.written_rows(stream, writer)
+                forgotten = self._deployment.forgotten_rows(stream, writer)
                 tallies += [
-                    compare(stream.name, writer, reader, written, journal)
+                    compare(
+                        stream.name,
+                        writer,
+                        reader,
+                        written,
+                        without_rows(journal, stream.name, writer, forgotten),
+                    )
                     for reader, journal in journals.items()
                 ]
         return tallies

@@ -28,6 +28,7 @@ from synapse_replication.demo.deployment import wait_until_ready
 from synapse_replication.demo.script import STREAMS
 from synapse_replication.streams.standard.registry import MAIN_INSTANCE
 from tests.support.link_proxy import Cut
+from tests.support.pooler import PGBOUNCER
 
 #: The minimum and maximum downtime of a process or server, in s.
 DOWNTIME = (1.0, 3.0)
@@ -181,6 +182,71 @@ def _cut(what: Cut, between: tuple[float, float]) -> Fault:
     return cause
 
 
+def _lose_commits(deployment: FaultDeployment, chance: random.Random) -> None:
+    proxy = deployment.commit_proxy
+    assert proxy is not None
+    proxy.lose(chance.getrandbits(32))
+    try:
+        _wait_during_fault(chance, CUT)
+    finally:
+        proxy.heal()
+
+
+def _replace(*, early: bool) -> Fault:
+    """Return a fault that replaces a frozen writer, which then resumes.
+
+    :param early: whether it resumes while its successor starts.
+    """
+
+    def cause(deployment: FaultDeployment, chance: random.Random) -> None:
+        replaced = deployment.processes[MOVED_WRITER]
+        replaced.freeze()
+        deployment.end_sessions(MOVED_WRITER)
+        successor = deployment.start_successor(MOVED_WRITER)
+        if early:
+            time.sleep(chance.uniform(0.5, 3.0))
+        else:
+            wait_until_ready([successor])
+            _wait_during_fault(chance)
+        replaced.thaw()
+        wait_until_ready([successor])
+        deployment.replace(MOVED_WRITER, successor)
+
+    return cause
+
+
+def _end_sessions(deployment: FaultDeployment, chance: random.Random) -> None:
+    """End the sessions of a writer again and again, while a successor waits."""
+    successor = deployment.start_successor(MOVED_WRITER)
+    while not successor.is_ready():
+        successor.check()
+        deployment.end_sessions(MOVED_WRITER)
+        time.sleep(chance.uniform(0.05, 0.3))
+    deployment.replace(MOVED_WRITER, successor)
+
+
+def _lag(deployment: FaultDeployment, chance: random.Random) -> None:
+    """Restart a reader while its database, a standby, lags."""
+    deployment.pause_standby()
+    try:
+        deployment.kill("reader1")
+        _wait_during_fault(chance)
+        deployment.processes["reader1"].start()
+        _wait_during_fault(chance, CUT)
+    finally:
+        deployment.resume_standby()
+    wait_until_ready([deployment.processes["reader1"]])
+
+
+def _promote(deployment: FaultDeployment, chance: random.Random) -> None:
+    deployment.promote_standby()
+    _wait_during_fault(chance)
+
+
+def _why_no_pooler() -> str:
+    return "" if PGBOUNCER else "PgBouncer is not installed"
+
+
 def _fill_disk(deployment: FaultDeployment, chance: random.Random) -> None:
     postgres = deployment.postgres
     assert isinstance(postgres, SmallDiskPostgres)
@@ -251,6 +317,41 @@ SCENARIOS = {
         Scenario("tcp-hostile-long-names", attack_with_long_names, TCP),
         Scenario("tcp-hostile-connections", attack_with_connections, TCP),
         Scenario("tcp-hostile-http", attack_with_http, TCP),
+        Scenario("commits-lost", _lose_commits, Needs(commits_proxied="event_writer1")),
+        Scenario(
+            "classic-commits-lost",
+            _lose_commits,
+            Needs(commits_proxied="event_writer1", extension=False),
+        ),
+        Scenario(
+            "tcp-commits-lost",
+            _lose_commits,
+            Needs(commits_proxied="event_writer1", direct_tcp=True),
+        ),
+        Scenario("writer-replaced", _replace(early=False)),
+        Scenario("writer-replaced-early", _replace(early=True)),
+        Scenario("classic-writer-replaced", _replace(early=False), CLASSIC),
+        Scenario("writer-sessions-ended", _end_sessions),
+        Scenario("standby-lags", _lag, Needs(read_standby="reader1")),
+        Scenario(
+            "classic-standby-lags",
+            _lag,
+            Needs(read_standby="reader1", extension=False),
+        ),
+        Scenario("promoted-synchronous", _promote, Needs(failover="synchronous")),
+        Scenario("promoted-asynchronous", _promote, Needs(failover="asynchronous")),
+        Scenario(
+            "pooled-sessions-writer-killed",
+            _kill("event_writer1"),
+            Needs(pooler="session"),
+            _why_no_pooler,
+        ),
+        Scenario(
+            "pooled-transactions-writer-killed",
+            _kill("event_writer1"),
+            Needs(pooler="transaction"),
+            _why_no_pooler,
+        ),
         Scenario("disk-full", _fill_disk, Needs(small_disk=True), _why_no_disk),
     )
 }

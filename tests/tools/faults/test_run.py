@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import attrs
@@ -13,9 +14,10 @@ from scripts.tools.faults.run import (
     have_caught_up,
     make_result,
     run_scenario,
+    without_rows,
 )
 from scripts.tools.faults.scenarios import SCENARIOS
-from synapse_replication.demo.check import WriterTally
+from synapse_replication.demo.check import JournalEntry, WriterTally
 
 GOOD = [
     WriterTally("events", "event_writer1", reader, 12, 12, 0, 0, 0, 99, 98)
@@ -55,6 +57,21 @@ class MakeResultTests(SynchronousTestCase):
         """An error, or a run without rows, makes the result bad."""
         self.assertFalse(attrs.evolve(result(*GOOD), error="it ended").is_good)
         self.assertFalse(result(*(attrs.evolve(t, written=0) for t in GOOD)).is_good)
+
+
+class WithoutRowsTests(SynchronousTestCase):
+    def test_failover(self) -> None:
+        """Only the rows that the failover lost are removed, as often as lost."""
+        journal = [
+            JournalEntry("events", "w1", 3, ["a", "b"]),
+            JournalEntry("events", "w2", 4, ["a"]),
+            JournalEntry("events", "w1", 4, ["a", "a"]),
+        ]
+        lost = Counter({(3, '"b"'): 1, (4, '"a"'): 1})
+        self.assertEqual(
+            [entry.rows for entry in without_rows(journal, "events", "w1", lost)],
+            [["a"], ["a"], ["a"]],
+        )
 
 
 class HaveCaughtUpTests(SynchronousTestCase):
