@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 
+from scripts.tools.archive_kills.continuous import ContinuousTest
 from scripts.tools.archive_kills.kills import VICTIMS, Kill, plan_kills
 from scripts.tools.archive_kills.rounds import KillTest, TwoDriversTest
 from scripts.tools.archive_kills.work import RETENTION_VARIABLE, work
@@ -32,6 +33,11 @@ from tests.support.archive_points import Point
 @click.option(
     "--seed", default=1, show_default=True, help="The seed of all random choices."
 )
+@click.option(
+    "--minutes",
+    type=click.FloatRange(min=1),
+    help="Instead, archive continuously for this time, beside a running deployment.",
+)
 @click.option("--child", hidden=True)
 @click.option("--point", type=click.Choice([p.value for p in Point]), hidden=True)
 @click.option("--nth", default=1, hidden=True)
@@ -41,6 +47,7 @@ def main(
     two_drivers: int,
     skip: int,
     seed: int,
+    minutes: float | None,
     child: str | None,
     point: str | None,
     nth: int,
@@ -51,6 +58,12 @@ def main(
         work(child, None if point is None else Kill(victims, Point(point), nth))
         return
     rng = random.Random(seed)
+    if minutes is not None:
+        with tempfile.TemporaryDirectory(prefix="archive-") as folder:
+            problems = ContinuousTest(Path(folder), rng, click.echo).run(minutes)
+        for problem in problems:
+            click.echo(f"PROBLEM: {problem}", err=True)
+        sys.exit(1 if problems else 0)
     with tempfile.TemporaryDirectory(prefix="archive-kills-") as folder:
         server = PrivatePostgres()
         server.start()

@@ -78,7 +78,7 @@ def kill_process(python: int, victims: str) -> None:
     :param python: the id of the Python process, which leads its own process group.
     :param victims: one of :data:`VICTIMS`.
     """
-    java = _java_of(python)
+    java = java_of(python)
     if victims == "both" and java is not None:
         os.kill(java, signal.SIGKILL)
     victim = java if victims == "java" else python
@@ -95,7 +95,8 @@ def kill_process(python: int, victims: str) -> None:
         os.close(watched)
 
 
-def _java_of(python: int) -> int | None:
+def java_of(python: int) -> int | None:
+    """Return the id of the Java process of a Python process, if there is one."""
     children = Path(f"/proc/{python}/task").glob("*/children")
     for child in " ".join(path.read_text() for path in children).split():
         if b"java" in Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")[0]:

@@ -276,6 +276,17 @@ class FaultDeployment(Deployment):
         self.standby.promote()
         self._dsn = self.standby.dsn(DATABASE)
 
+    def stored_positions(self) -> dict[tuple[str, str], int]:
+        """Read the stored position of each writer of a stream."""
+        with (
+            contextlib.closing(psycopg2.connect(self._dsn)) as connection,
+            connection.cursor() as cursor,
+        ):
+            cursor.execute(
+                "SELECT stream_name, instance_name, stream_id FROM stream_positions"
+            )
+            return {(stream, writer): id_ for stream, writer, id_ in cursor.fetchall()}
+
     def forgotten_rows(
         self, stream: DemoStream, writer: str
     ) -> Counter[tuple[int, str]]:
