@@ -53,7 +53,6 @@ BEFORE_THE_RULE = {
     "storage/removed_writer_search.py",
     "storage/row_queries.py",
     "storage/standby.py",
-    "storage/stored_positions.py",
     "storage/stuck_id_watch.py",
     "streams/id_column.py",
     "streams/memory.py",

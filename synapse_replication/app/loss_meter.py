@@ -22,7 +22,7 @@ the newest row of an object, only that row is.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import attrs
 from twisted.logger import Logger
@@ -32,7 +32,12 @@ from synapse_replication.handlers.events import LinkDown, LinkUp, RowsUnannounce
 from synapse_replication.handlers.interfaces import Clock
 from synapse_replication.handlers.observer import ReplicationObserver, handles
 from synapse_replication.handlers.timer import Timer
-from synapse_replication.storage import id_streams
+from synapse_replication.storage.committed_tokens import (
+    MAX_TOKENS,
+    Key,
+    TokenReader,
+    TokenReading,
+)
 from synapse_replication.storage.database import TransactionRunner
 from synapse_replication.storage.id_streams import IdStream
 from synapse_replication.streams.token_ledger import TokenLedger
@@ -42,16 +47,11 @@ _log = Logger()
 
 #: The interval of the checks, in s.
 LOSS_CHECK_INTERVAL: Final = 5.0
-#: The most tokens of a writer and table that one check reads.
-MAX_SCANNED: Final = 10_000
 #: The most waiting or lost tokens of a writer that are stored; further ones are only
 #: counted.
 MAX_MISSING: Final = 10_000
 #: The most writers, over all streams.
 MAX_WRITERS: Final = 1000
-
-#: ``(stream, writer)``; the stream has its name on the wire.
-Key: TypeAlias = tuple[str, str]
 
 
 @attrs.frozen
@@ -103,19 +103,6 @@ class _Writer:
     lost: set[int] = attrs.Factory(set)
 
 
-@attrs.frozen
-class _Read:
-    """The result of one check of the database.
-
-    :ivar streams: the ids of each stream's rows, in the tables that exist.
-    :ivar committed: the committed tokens, and the token up to which they are complete.
-    """
-
-    streams: Mapping[str, IdStream]
-    positions: Mapping[Key, int]
-    committed: Mapping[Key, tuple[list[int], int]]
-
-
 @attrs.define(eq=False, repr=False, slots=False)
 class LossMeter(ReplicationObserver):
     """Compares the announced tokens with the committed ones.
@@ -140,7 +127,7 @@ class LossMeter(ReplicationObserver):
     _patience: float = attrs.field(kw_only=True)
 
     def __attrs_post_init__(self) -> None:
-        self._has_found_tables = False
+        self._reader = TokenReader(self._streams)
         self._writers: dict[Key, _Writer] = {}
         self._timer = Timer(self._clock)
         self._is_running = False
@@ -282,45 +269,24 @@ class LossMeter(ReplicationObserver):
         if self._is_running:
             self._timer.start(LOSS_CHECK_INTERVAL, self._check)
 
-    def _read(self, txn: Any, ranges: Mapping[Key, tuple[int, int]]) -> _Read:
+    def _read(self, txn: Any, ranges: Mapping[Key, tuple[int, int]]) -> TokenReading:
         txn.execute("SET TRANSACTION READ ONLY")
-        streams = self._streams
-        if not self._has_found_tables:
-            streams = id_streams.with_existing_tables(txn, streams)
-        committed = {
-            key: id_streams.committed_tokens(
-                txn, streams[key[0]], key[1], after, upto, MAX_SCANNED
-            )
-            for key, (after, upto) in ranges.items()
-        }
-        positions = id_streams.read_tokens(txn, streams)
-        for name, stream in streams.items():
-            if stream.writers:
-                # Its positions are stored.
-                continue
-            for column in stream.tables:
-                access_paths = id_streams.find_access_paths(txn, column)
-                if id_streams.AccessPath.BY_WRITER not in access_paths:
-                    continue
-                writers = id_streams.read_writers(txn, column)
-                newest = id_streams.greatest_ids(txn, stream, column, writers)
-                positions |= {(name, writer): id_ for writer, id_ in newest.items()}
-        return _Read(streams, positions, committed)
+        return self._reader.read(txn, ranges)
 
-    def _compare(self, read: _Read, link_losses: int) -> None:
-        self._streams, self._has_found_tables = read.streams, True
+    def _compare(self, reading: TokenReading, link_losses: int) -> None:
         if link_losses != self._link_losses:
             return
         now = self._clock.seconds()
-        for key, (tokens, upto) in read.committed.items():
+        for key, (tokens, upto) in reading.committed.items():
             writer = self._writers[key]
             writer.tally.verified += len(tokens)
-            for token in writer.ledger.verify(tokens, upto, MAX_SCANNED):
+            for token in writer.ledger.verify(tokens, upto, MAX_TOKENS):
                 if len(writer.missing) < MAX_MISSING:
                     writer.missing[token] = now
                 else:
                     writer.tally.lost += 1
-        for key, position in read.positions.items():
+        positions = reading.stored | reading.newest
+        for key, position in positions.items():
             writer = self._writers.setdefault(key, _Writer())
             if writer.bound is None or link_losses != self._link_losses_at_baseline:
                 writer.ledger.skip_to(position)
@@ -329,7 +295,7 @@ class LossMeter(ReplicationObserver):
             self._link_losses_at_baseline = link_losses
             _log.info(
                 "Verifying what {count} writers commit from now on",
-                count=len(read.positions),
+                count=len(positions),
             )
         self._report_lost(now)
 

@@ -32,6 +32,7 @@ from typing_extensions import override
 from synapse_replication.app.host import PositionsOnlySink, StandaloneHost
 from synapse_replication.app.modules import add_service, check_sink, load_factories
 from synapse_replication.app.observers import ProcessObservers
+from synapse_replication.app.position_check import start_position_check
 from synapse_replication.app.stream_setup import StreamSetup
 from synapse_replication.config.listener_safety import Listener
 from synapse_replication.config.process import ProcessConfig
@@ -66,7 +67,6 @@ from synapse_replication.redis.link import RedisReplicationLink
 from synapse_replication.redis.options import RedisOptions
 from synapse_replication.storage.database import Database, until_available
 from synapse_replication.storage.standby import preferring_writable, read_role
-from synapse_replication.storage.stored_positions import start_position_check
 from synapse_replication.storage.writer_lock import WriterLock
 from synapse_replication.streams.backlog import Backlog, BacklogOptions
 from synapse_replication.streams.standard.registry import MAIN_INSTANCE

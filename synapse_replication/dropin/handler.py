@@ -9,6 +9,10 @@ from typing import Any
 import attrs
 from twisted.internet.defer import Deferred, DeferredList, TimeoutError
 
+from synapse_replication.app.position_check import (
+    StoredPositionCheck,
+    start_position_check,
+)
 from synapse_replication.dropin.backlogs import make_backlog, make_partial_resync
 from synapse_replication.dropin.foreign import ForeignConnection
 from synapse_replication.dropin.homeserver import Homeserver
@@ -28,7 +32,6 @@ from synapse_replication.handlers.extension.extension import (
 )
 from synapse_replication.handlers.sending.streamer import ReplicationStreamer
 from synapse_replication.redis.subscriber import RedisSubscriber
-from synapse_replication.storage import stored_positions
 from synapse_replication.streams.reader_table import State
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS
 from synapse_replication.text import process_label
@@ -87,7 +90,7 @@ class DropInCommandHandler(handler.ReplicationCommandHandler):
                 self, epochs, self.backlog, where=process_label()
             )
         self._is_stopping = False
-        self._position_check: stored_positions.StoredPositionCheck | None = None
+        self._position_check: StoredPositionCheck | None = None
         self._foreign: dict[Any, ForeignConnection] = {}
         hs.get_notifier().add_lock_released_callback(self.on_lock_released)
         combine_notifications(hs)
@@ -125,7 +128,7 @@ class DropInCommandHandler(handler.ReplicationCommandHandler):
             shutdown_func=partial(self._stop_without_waiting, factories, trigger),
         )
 
-    def _start_position_check(self) -> stored_positions.StoredPositionCheck | None:
+    def _start_position_check(self) -> StoredPositionCheck | None:
         """Start to compare the stored positions of the declared writers.
 
         :return: ``None`` if it is disabled, or if the database is not PostgreSQL.
@@ -140,7 +143,7 @@ class DropInCommandHandler(handler.ReplicationCommandHandler):
             for name, known in STANDARD_STREAMS.items()
             if known.positions_name is not None or known.any_instance_writes
         }
-        return stored_positions.start_position_check(
+        return start_position_check(
             database,
             self,
             self._epochs,

@@ -12,6 +12,7 @@ from synapse_replication.app.loss_meter import (
     LossMeter,
 )
 from synapse_replication.handlers.events import LinkDown, LinkUp
+from synapse_replication.storage import committed_tokens
 from synapse_replication.storage.database import Database
 from synapse_replication.storage.id_streams import IdStream
 from synapse_replication.streams.id_column import IdColumn
@@ -190,9 +191,7 @@ class LossMeterTests(PostgresMixin, TestCase):
 
     async def test_many(self) -> None:
         """A range that exceeds one read is verified in several checks."""
-        from synapse_replication.app import loss_meter
-
-        self.patch(loss_meter, "MAX_SCANNED", 3)
+        self.patch(committed_tokens, "MAX_TOKENS", 3)
         self.commit(*range(6, 14))
         self.announce(*range(6, 13))
         await self.check(15)

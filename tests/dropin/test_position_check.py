@@ -8,8 +8,8 @@ from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
+from synapse_replication.app import position_check
 from synapse_replication.dropin.settings import variable
-from synapse_replication.storage import stored_positions
 from tests.dropin.host import FakeStream, HostWithHandler, fake_modules
 
 
@@ -30,7 +30,7 @@ class PositionCheckTests(SynchronousTestCase):
             for name in ("main", "w1", "w2")
         }
         self.made: list[Any] = []
-        self.patch(stored_positions, "StoredPositionCheck", self.make)
+        self.patch(position_check, "StoredPositionCheck", self.make)
 
     def make(self, *arguments: Any, **options: Any) -> Any:
         self.made.append((arguments[1], arguments[2], options))

@@ -10,7 +10,7 @@ from typing import Any
 
 import psycopg2
 
-from synapse_replication.storage.stored_positions import JITTER
+from synapse_replication.app.position_check import JITTER
 from synapse_replication.testing.servers import PrivatePostgres, shared_postgres
 from tests.integration.deployment import _SCHEMA, DeploymentTestCase
 

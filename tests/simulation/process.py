@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from twisted.internet.task import deferLater
 
 from synapse_replication.app.host import StandaloneHost
+from synapse_replication.app.position_check import StoredPositionCheck
 from synapse_replication.app.reader_ids import ReaderIds
 from synapse_replication.dropin.host_streams import HostStream
 from synapse_replication.errors import HttpCatchUpError, SequenceBehindError
@@ -51,7 +52,6 @@ from synapse_replication.storage.sequences import (
     limit_positions,
     read_stored_positions,
 )
-from synapse_replication.storage.stored_positions import StoredPositionCheck
 from synapse_replication.streams.backlog import Backlog, BacklogOptions
 from synapse_replication.streams.memory import MemoryStream
 from synapse_replication.streams.rows import AttrsRowCodec

@@ -28,21 +28,17 @@ A stored position carries less weight than an announced one: it never rewinds a 
 and a position that is implausibly far ahead is verified like any other claim.
 
 A hot standby may show any earlier state, and different ones if several are listed. So
-nothing that a standby shows counts as a loss, and of a writer's rows only those up to
-its stored position in the same session are compared.
+nothing that a standby shows counts as a loss.
 """
 
 from __future__ import annotations
 
 import random
-from bisect import bisect
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
-import psycopg2
-from msgspec import Struct
 from twisted.python.failure import Failure
 
 from synapse_replication.errors import StorageError
@@ -51,9 +47,15 @@ from synapse_replication.handlers.events import DatabaseSetBack
 from synapse_replication.handlers.handler import ReplicationCommandHandler
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.handlers.timer import Timer, until_next
-from synapse_replication.storage import id_streams, queries
-from synapse_replication.storage.id_streams import IdStream
-from synapse_replication.storage.standby import read_role
+from synapse_replication.storage.committed_tokens import (
+    Key,
+    TokenReader,
+    TokenReading,
+    Tokens,
+    find_gone,
+    read_timeline,
+)
+from synapse_replication.storage.id_streams import IdStream, row_stream_of
 
 if TYPE_CHECKING:
     from synapse_replication.handlers.interfaces import Clock
@@ -71,83 +73,19 @@ JITTER: Final = 0.4
 #: The number of reads that are skipped in a row if all writers report their positions.
 SKIPPED: Final = 5
 
-#: ``(stream, writer) -> token``; streams have their names on the wire.
-Tokens: TypeAlias = dict[tuple[str, str], int]
 
-#: ``(stream, writer) -> (committed tokens, the token up to which they are complete)``.
-Committed: TypeAlias = dict[tuple[str, str], tuple[list[int], int]]
-
-#: The most tokens of a writer that one read compares, for each table.
-MAX_COMPARED: Final = 10_000
-_MAX_COMPARED_ONCE: Final = 10 * MAX_COMPARED
-
-
-def _read_timeline(txn: Any) -> str | None:
-    try:
-        txn.execute(queries.SQL["timeline"])
-    except psycopg2.Error:
-        # Some services do not have these functions. Autocommit is on, so that the error
-        # affects only this statement.
-        return None
-    ((timeline,),) = txn.fetchall()
-    return str(timeline)
-
-
-class _Found(Struct, frozen=True):
+@attrs.frozen
+class _Found:
     """The result of one read.
 
-    :ivar streams: the ids of each stream's rows, in the tables that exist.
-    :ivar stored: the stored positions.
-    :ivar tokens: these, and the newest tokens of streams without stored positions.
     :ivar timeline: PostgreSQL's timeline; ``None`` if it cannot be read.
-    :ivar is_standby: whether the database is a standby.
     :ivar gone: if the timeline has changed: for each writer, the exclusive lower and
         the inclusive upper bound of the tokens that do not exist any more.
     """
 
-    streams: Mapping[str, IdStream]
-    stored: Tokens
-    tokens: Tokens
-    committed: Committed
+    reading: TokenReading
     timeline: str | None
-    is_standby: bool
-    gone: Mapping[tuple[str, str], tuple[int, int]]
-
-
-def find_gone(
-    txn: Any, streams: Mapping[str, IdStream], samples: Sequence[Tokens]
-) -> dict[tuple[str, str], tuple[int, int]]:
-    """Return the ranges in which each writer's rows do not exist any more.
-
-    The positions of all writers of a stream follow its last committed id. If there is
-    none for a while below a position that this process had, that id is gone.
-
-    :param samples: this process's positions at some times.
-    """
-    gone = {}
-    for name, stream in streams.items():
-        of_stream = [
-            {key: token for key, token in sample.items() if key[0] == name}
-            for sample in samples
-        ]
-        tops = [max(sample.values(), default=0) for sample in of_stream]
-        floor = max(0, min(tops, default=0) - MAX_COMPARED)
-        committed = {floor}
-        for _, writer in of_stream[-1] if of_stream else ():
-            committed.update(
-                id_streams.committed_tokens(
-                    txn, stream, writer, floor, max(tops), _MAX_COMPARED_ONCE
-                )[0]
-            )
-        ids = sorted(committed)
-        widest = 0
-        for sample, top in zip(of_stream, tops, strict=True):
-            newest = ids[bisect(ids, top) - 1]
-            if top - newest > widest:
-                widest = top - newest
-                for key, position in sample.items():
-                    gone[key] = newest, position
-    return {key: (low, high) for key, (low, high) in gone.items() if low < high}
+    gone: Mapping[Key, tuple[int, int]]
 
 
 @attrs.define(eq=False, repr=False, slots=False)
@@ -189,9 +127,10 @@ class StoredPositionCheck:
         self._others = {writer for _, writer in self._writers}
         if not all(stream.writers for stream in self._streams.values()):
             self._others.update(self._instances)
-        #: The streams whose rows are compared.
-        self._compared: Mapping[str, IdStream] = {
-            name: stream
+        self._reader = TokenReader(self._streams, self._instances)
+        #: The names of the streams whose rows are compared.
+        self._compared = {
+            name
             for name, stream in self._streams.items()
             # Otherwise, the rows of several writers cannot be told apart.
             if len(set(stream.writers)) <= 1
@@ -199,7 +138,6 @@ class StoredPositionCheck:
         }
         # The first read always takes place: later ones are compared with it.
         self._skipped = SKIPPED
-        self._has_found_tables = False
         #: The result of the last read.
         self._stored: Tokens = {}
         self._timeline: str | None = None
@@ -249,44 +187,22 @@ class StoredPositionCheck:
     def _query(
         self,
         txn: Any,
-        ranges: Mapping[tuple[str, str], tuple[int, int]],
+        ranges: Mapping[Key, tuple[int, int]],
         samples: Sequence[Tokens],
     ) -> _Found:
-        streams = self._compared
-        if not self._has_found_tables:
-            # A stream may lack some of its tables.
-            streams = id_streams.with_existing_tables(txn, streams)
-        found = id_streams.read_tokens(txn, self._streams)
-        stored = {key: found[key] for key in self._writers if key in found}
-        tokens = dict(stored)
-        for name, stream in streams.items():
-            if stream.writers:
-                # Its positions are stored.
-                continue
-            for column in stream.tables:
-                newest = id_streams.greatest_ids(txn, stream, column, self._instances)
-                tokens |= {(name, writer): id_ for writer, id_ in newest.items()}
-        is_standby = read_role(txn).is_standby
-        if is_standby:
-            ranges = {
-                key: (after, min(upto, stored[key]))
-                for key, (after, upto) in ranges.items()
-                if stored.get(key, 0) > after
-            }
-        committed = {
-            (name, writer): id_streams.committed_tokens(
-                txn, streams[name], writer, after, upto, MAX_COMPARED
-            )
-            for (name, writer), (after, upto) in ranges.items()
-        }
-        timeline = None if is_standby else _read_timeline(txn)
-        gone = find_gone(txn, streams, samples) if self._changes(timeline) else {}
-        return _Found(streams, stored, tokens, committed, timeline, is_standby, gone)
+        reading = self._reader.read(txn, ranges)
+        timeline = None if reading.is_standby else read_timeline(txn)
+        gone: Mapping[Key, tuple[int, int]] = {}
+        if self._changes(timeline):
+            streams = self._reader.streams
+            compared = {name: streams[name] for name in self._compared}
+            gone = find_gone(txn, compared, samples)
+        return _Found(reading, timeline, gone)
 
     def _changes(self, timeline: str | None) -> bool:
         return None not in (self._timeline, timeline) and self._timeline != timeline
 
-    def _ranges_to_verify(self) -> dict[tuple[str, str], tuple[int, int]]:
+    def _ranges_to_verify(self) -> dict[Key, tuple[int, int]]:
         found = {}
         for (stream_name, instance_name), stored in self._stored.items():
             if stream_name in self._compared:
@@ -300,25 +216,28 @@ class StoredPositionCheck:
 
     def _compare(self, found: _Found) -> None:
         self._has_failed = False
-        self._compared, self._has_found_tables = found.streams, True
-        self._look_for_set_back(found)
-        self._stored = found.tokens
-        if not found.is_standby:
+        reading = found.reading
+        stored = {
+            key: reading.stored[key] for key in self._writers if key in reading.stored
+        }
+        if not reading.is_standby:
+            self._look_for_set_back(found, stored)
             self._timeline = found.timeline
+        self._stored = tokens = stored | reading.newest
         if self._is_running:
-            for (stream_name, writer), (complete, upto) in found.committed.items():
+            for (stream_name, writer), (complete, upto) in reading.committed.items():
                 self._handler.receivers[stream_name].verify(writer, complete, upto)
-        ahead = self._still_ahead(found.tokens)
+        ahead = self._still_ahead(tokens)
         if ahead and self._is_running:
             self._timer.start(GRACE, self._report_ahead, ahead)
         else:
             self._schedule()
 
-    def _look_for_set_back(self, found: _Found) -> None:
+    def _look_for_set_back(self, found: _Found, stored: Tokens) -> None:
         lower = {
             key: (token, self._claimed_position(*key))
-            for key, token in found.stored.items()
-            if token < self._stored.get(key, token) and not found.is_standby
+            for key, token in stored.items()
+            if token < self._stored.get(key, token)
         }
         for key, (token, position) in (lower | dict(found.gone)).items():
             if token < position:
@@ -376,7 +295,7 @@ def start_position_check(
     me = handler.host.identity.instance_name
     others = {name: [w for w in writers[name] if w != me] for name in streams}
     checked = {
-        name: id_streams.row_stream_of(stream, others[name])
+        name: row_stream_of(stream, others[name])
         for name, stream in streams.items()
         if name in handler.receivers and (others[name] or not writers[name])
     }

@@ -1,4 +1,4 @@
-"""Tests for synapse_replication.storage.stored_positions, on a real PostgreSQL."""
+"""Tests for synapse_replication.app.position_check, on a real PostgreSQL."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from twisted.internet.interfaces import IReactorFromThreads
 from twisted.internet.task import deferLater
 from twisted.trial.unittest import TestCase
 
-from synapse_replication.handlers.events import DatabaseSetBack
-from synapse_replication.storage.database import Database
-from synapse_replication.storage.id_streams import IdStream
-from synapse_replication.storage.stored_positions import (
+from synapse_replication.app.position_check import (
     GRACE,
     SKIPPED,
     StoredPositionCheck,
 )
+from synapse_replication.handlers.events import DatabaseSetBack
+from synapse_replication.storage.database import Database
+from synapse_replication.storage.id_streams import IdStream
 from synapse_replication.streams.id_column import IdColumn
 from tests.storage.doubles import FakeReactor, PostgresMixin, RecordingObserver
 
