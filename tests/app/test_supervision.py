@@ -32,7 +32,12 @@ from synapse_replication.config.process import (
     load_config,
 )
 from synapse_replication.errors import SupervisorError
-from synapse_replication.handlers.events import CatchUpEvent, CatchUpPage
+from synapse_replication.handlers.events import (
+    CatchUpEvent,
+    CatchUpPage,
+    Resync,
+    Resynced,
+)
 from synapse_replication.handlers.host_parts import ReactorClock
 from synapse_replication.instrumentation.status.model import ProcessStatus
 from synapse_replication.instrumentation.status.observer import StatusObserver
@@ -199,6 +204,19 @@ class SystemdNotifierTests(SynchronousTestCase):
             self.assignments_sent(), ["STATUS=live: 1 stream of 1 writer", "READY=1"]
         )
         self.assertEqual(self.assignments_sent(20), [])
+
+    def test_partial_resync(self) -> None:
+        """A partial resync is reported by the names of stream and writer."""
+        self.catch_up()
+        self.be_live()
+        self.notifier.start()
+        self.notifier.up()
+        self.observer.observe(Resynced("events", "persister1", Resync.PARTIAL))
+        live = "STATUS=live: 1 stream of 1 writer"
+        self.assertEqual(
+            self.assignments_sent(), [f"{live}; partial resync of events/persister1"]
+        )
+        self.assertEqual(self.assignments_sent(60), [live])
 
     def test_not_up(self) -> None:
         """READY is not sent before the process has started."""

@@ -136,6 +136,8 @@ def _describe_live(followed: Sequence[model.WriterStatus]) -> str:
     last = max(followed, key=lambda writer: writer.lag)
     if last.lag:
         text += f", {model.name_writer(last)} {last.lag:,} behind"
+    if resynced := [writer for writer in followed if writer.was_resynced]:
+        text += f"; partial resync of {model.name_writers(resynced)}"
     return text
 
 

@@ -95,6 +95,8 @@ class WriterStatus(Struct, frozen=True):
     :ivar heard_by: what was heard: ``POSITION``, ``row``, ``heartbeat`` or
         ``database``; empty if nothing was.
     :ivar last_heard: the time in s since then.
+    :ivar was_resynced: whether, within the last minute, a catch-up ended that fetched
+        rows only from the writer's backlog or memory: a partial resync.
     """
 
     stream_name: str
@@ -112,6 +114,7 @@ class WriterStatus(Struct, frozen=True):
     link: str = ""
     heard_by: str = ""
     last_heard: float = 0.0
+    was_resynced: bool = False
 
 
 class LinkStatus(Struct, frozen=True):

@@ -300,6 +300,12 @@ class StatusObserver(ReplicationObserver):
         writer.fetching_since = now
         writer.announce(event.upto_token, now)
 
+    @handles(events.Resynced)
+    def _resynced(self, event: events.Resynced) -> None:
+        writer = self._writer(event.stream_name, event.instance_name)
+        is_partial = event.kind is events.Resync.PARTIAL
+        writer.resynced_at = self._monotonic() if is_partial else None
+
     @handles(events.RemovedWriterFound)
     def _removed_writer_found(self, event: events.RemovedWriterFound) -> None:
         writer = self._writer(event.stream_name, event.instance_name)

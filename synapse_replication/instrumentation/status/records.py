@@ -27,6 +27,8 @@ PEER_SILENT_AFTER = 15.0
 _MISSED = 3
 #: How long after its last detection a duplicate is reported, in s.
 DUPLICATE_FOR = 60.0
+#: How long a partial resync is shown after its end, in s.
+RESYNC_SHOWN_FOR = 60.0
 #: The number of samples of the lag that are stored.
 MAX_HISTORY = 60
 #: The time in s without events after which an entry is removed if the configuration
@@ -63,6 +65,8 @@ class WriterRecord(Struct):
     :ivar catch_up_from: the position at which the current catch-up began.
     :ivar missing_since: when it began.
     :ivar fetching_since: when its last fetch began.
+    :ivar resynced_at: when its last catch-up ended, if that fetched rows only from the
+        writer's backlog or memory; otherwise ``None``.
     :ivar behind_us: the writer's reported position if it is below the position of this
         process.
     :ivar behind_since: the time of the first such report.
@@ -91,6 +95,7 @@ class WriterRecord(Struct):
     catch_up_from: int | None = None
     missing_since: float = 0.0
     fetching_since: float = 0.0
+    resynced_at: float | None = None
     behind_us: int | None = None
     behind_since: float = 0.0
     lost_since: float | None = None

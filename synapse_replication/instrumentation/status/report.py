@@ -172,6 +172,8 @@ class StatusReport:
             writer.link,
             "" if writer.heard_by is None else writer.heard_by.value,
             self._now - heard_at,
+            writer.resynced_at is not None
+            and self._now - writer.resynced_at < records.RESYNC_SHOWN_FOR,
         )
 
     def _facts(

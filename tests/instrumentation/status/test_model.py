@@ -154,6 +154,20 @@ class DescribeProcessTests(SynchronousTestCase):
                 self.describe(LIVE, replace(LIVE, instance_name="w3", lag=7)),
             ),
             (
+                "live: 1 stream of 1 writer; partial resync of typing/w2",
+                self.describe(replace(LIVE, was_resynced=True)),
+            ),
+            (
+                "live: 6 streams of 1 writer; partial resync of s0/w2, s1/w2, s2/w2, "
+                "s3/w2 and 2 more",
+                self.describe(
+                    *(
+                        replace(LIVE, stream_name=f"s{number}", was_resynced=True)
+                        for number in range(6)
+                    )
+                ),
+            ),
+            (
                 "live: follows no other process",
                 self.describe(replace(LIVE, condition=Condition.WRITTEN_HERE)),
             ),

@@ -17,6 +17,8 @@ from synapse_replication.handlers.events import (
     PeerNamed,
     PositionLowered,
     RemovedWriterDrained,
+    Resync,
+    Resynced,
     StreamReset,
 )
 from synapse_replication.instrumentation.status.assessment import describe_process
@@ -29,6 +31,7 @@ from synapse_replication.instrumentation.status.model import (
 from synapse_replication.instrumentation.status.records import (
     MAX_NAMES,
     MAX_UNDELIVERED,
+    RESYNC_SHOWN_FOR,
 )
 from synapse_replication.wire.close_reason import CloseReason
 from tests.instrumentation.status.observer_case import (
@@ -116,6 +119,18 @@ class StatusObserverTests(StatusObserverTestCase):
         self.known.finish("events", "w1", 150)
         self.assertEqual(self.writer().condition, Condition.LIVE)
         self.assertIsNone(self.writer().started_from)
+
+    def test_partial_resync(self) -> None:
+        """A partial resync is shown for a minute, unless the next one is full."""
+        self.go_live()
+        for kind, is_shown in ((Resync.PARTIAL, True), (Resync.FULL, False)):
+            self.observer.observe(Resynced("events", "w1", kind))
+            self.assertEqual(self.writer().was_resynced, is_shown)
+        self.observer.observe(Resynced("events", "w1", Resync.PARTIAL))
+        self.clock.advance(RESYNC_SHOWN_FOR - 1)
+        self.assertTrue(self.writer().was_resynced)
+        self.clock.advance(1)
+        self.assertFalse(self.writer().was_resynced)
 
     def test_draining(self) -> None:
         """
