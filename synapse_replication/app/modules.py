@@ -68,7 +68,13 @@ def load_factory(
         made = find_made_types(factory)
         if made and all(_missing_methods(each, interface) for each in made):
             raise error(*_why_no_sink(made[0], interface))
-    return lambda host: factory(host, dict(section.config))
+
+    def make(host: Any) -> Any:
+        return factory(host, dict(section.config))
+
+    # Hooks show this name.
+    make.__module__, make.__qualname__ = module_name, name
+    return make
 
 
 def check_sink(

@@ -393,8 +393,10 @@ class Replication(Service):
         if self._backlog is not None:
             for name, (start, token) in setup.empty_ranges.items():
                 self._backlog.of(name).skip_range(start, token)
+        self._stops.add("reporting unloaded modules", self.hooks.unload_modules)
         for make in self._modules:
             add_service(make(host), self.services, options)
+            self.hooks.module_loaded(make)
         handler = self._handler = self._make_handler()
         host.outgoing.connect(handler)
         ids = setup.ids(handler.readers)

@@ -105,6 +105,7 @@ class Monitoring(ProcessObservers):
         """
         for subscribe in load_hooks(own_settings().hooks):
             subscribe(host, {})
+            self.hooks.module_loaded(subscribe)
         self.start(self._reactor, handler, host.streams.get_generators)
         self._start_systemd()
 
@@ -120,6 +121,7 @@ class Monitoring(ProcessObservers):
         """
         self.hooks.stopping()
         self.stop()
+        self.hooks.unload_modules()
         if self._systemd is not None:
             self._systemd.stopping()
         return None if self._spans is None else self._spans.stop(self._reactor)

@@ -95,6 +95,25 @@ class ConfigurationReloaded(events.Event, frozen=True):
     needs_restart: tuple[str, ...]
 
 
+class ModuleLoaded(events.Event, frozen=True):
+    """A function that the configuration names in ``modules`` has returned.
+
+    :ivar name: the dotted name of the function. Inside a homeserver, it is one of those
+        that subscribe to hooks.
+    """
+
+    name: str
+
+
+class ModuleUnloaded(events.Event, frozen=True):
+    """A loaded module is not used any more: its service and all links have stopped.
+
+    Modules are unloaded in the reverse order of their loading.
+    """
+
+    name: str
+
+
 class Stopping(events.Event, frozen=True):
     """The process begins to stop: its links are still up, and rows can be written."""
 
@@ -115,8 +134,12 @@ HookEvent: TypeAlias = (
     | events.PositionPersisted
     | events.PositionPersistFailed
     | ConfigurationReloaded
+    | ModuleLoaded
+    | ModuleUnloaded
     | Stopping
 )
+#: Events for which the queue is never full: each occurs once, or once per module.
+_UNBOUNDED = (ModuleUnloaded, Stopping)
 #: Events of which only the newest about a writer's stream waits for delivery.
 _OF_POSITIONS = (
     events.PositionPersistBegun,
@@ -155,6 +178,7 @@ class ReplicationHooks(ReplicationObserver):
         self._conditions: dict[_Key, Condition] = {}
         self._online: set[str] = set()
         self._roles: dict[str, frozenset[str]] = {}
+        self._loaded: list[str] = []
 
     def subscribe(
         self, kind: type[_Event], callback: Callable[[_Event], object]
@@ -206,9 +230,22 @@ class ReplicationHooks(ReplicationObserver):
     def stopping(self) -> None:
         """Deliver all events that wait, and then a :class:`Stopping`, synchronously."""
         self._enqueue(Stopping())
-        if self._delivery.is_running:
-            self._delivery.stop()
-            self._deliver()
+        self._deliver_now()
+
+    def module_loaded(self, module: Callable[..., object]) -> None:
+        """Deliver a :class:`ModuleLoaded`.
+
+        :param module: the function that returned.
+        """
+        name = name_function(module)
+        self._loaded.append(name)
+        self._enqueue(ModuleLoaded(name))
+
+    def unload_modules(self) -> None:
+        """Deliver a :class:`ModuleUnloaded` for each loaded module, synchronously."""
+        while self._loaded:
+            self._enqueue(ModuleUnloaded(self._loaded.pop()))
+        self._deliver_now()
 
     # -- delivery ---------------------------------------------------------------------
 
@@ -218,7 +255,7 @@ class ReplicationHooks(ReplicationObserver):
         # An event replaces a waiting event with the same key. An event without a key
         # replaces none.
         key = object() if key is None else key
-        may_exceed = isinstance(event, Stopping) or key in self._waiting
+        may_exceed = isinstance(event, _UNBOUNDED) or key in self._waiting
         if len(self._waiting) >= MAX_WAITING and not may_exceed:
             self._discarded += 1
             return
@@ -226,6 +263,11 @@ class ReplicationHooks(ReplicationObserver):
         self._waiting[key] = event
         if not self._delivery.is_running:
             self._delivery.start(0, self._deliver)
+
+    def _deliver_now(self) -> None:
+        if self._delivery.is_running:
+            self._delivery.stop()
+            self._deliver()
 
     def _deliver(self) -> None:
         waiting, self._waiting = self._waiting, {}
@@ -309,3 +351,9 @@ class ReplicationHooks(ReplicationObserver):
             elif writer.reason is not None:
                 self._enqueue(Stalled(*key, writer.reason, writer.detail))
         self._conditions = conditions
+
+
+def name_function(function: Callable[..., object]) -> str:
+    """Return the dotted name of a function, or of an object's class."""
+    named = function if hasattr(function, "__qualname__") else type(function)
+    return f"{named.__module__}.{named.__qualname__}"

@@ -25,7 +25,11 @@ from synapse_replication.app.service import (
 from synapse_replication.config.process import load_config
 from synapse_replication.errors import ConfigError
 from synapse_replication.handlers.interfaces import RowSink
-from synapse_replication.instrumentation.hooks import Stopping
+from synapse_replication.instrumentation.hooks import (
+    ModuleLoaded,
+    ModuleUnloaded,
+    Stopping,
+)
 from tests.support.config_files import FilesMixin
 
 
@@ -178,6 +182,22 @@ class ReplicationTests(FilesMixin):
         process.stopService()
         self.assertEqual(self.recorder.calls[:3], ["start", "hook", "stop"])
         self.reactor.pump([DRAIN_TIMEOUT] * 10)
+
+    def test_module_hooks(self) -> None:
+        """
+        The hooks for modules are called when each has returned, and after the stop.
+        """
+        process = self.make()
+        calls: list[Any] = self.recorder.calls
+        for kind in (ModuleLoaded, ModuleUnloaded):
+            process.host.hooks.subscribe(kind, calls.append)
+        process.startService()
+        self.reactor.advance(0)
+        name = f"{__name__}.make_recorder"
+        self.assertEqual(calls, ["start", ModuleLoaded(name)])
+        process.stopService()
+        self.reactor.pump([DRAIN_TIMEOUT] * 10)
+        self.assertLess(calls.index("stop"), calls.index(ModuleUnloaded(name)))
 
     def test_stop_is_bounded(self) -> None:
         """

@@ -30,7 +30,11 @@ from synapse_replication.dropin.observer import (
 )
 from synapse_replication.errors import HooksNotFoundError
 from synapse_replication.handlers.events import LinkUp
-from synapse_replication.instrumentation.hooks import Stopping
+from synapse_replication.instrumentation.hooks import (
+    ModuleLoaded,
+    ModuleUnloaded,
+    Stopping,
+)
 from synapse_replication.instrumentation.prometheus import (
     PrometheusObserver,
     ReplicationMetrics,
@@ -43,7 +47,7 @@ published: list[object] = []
 
 def subscribe(host: Any, config: dict[str, Any]) -> None:
     """Subscribe to events, as a function named with ``--hooks`` does."""
-    for kind in (LinkUp, Stopping):
+    for kind in (LinkUp, ModuleLoaded, ModuleUnloaded, Stopping):
         host.hooks.subscribe(kind, published.append)
 
 
@@ -147,7 +151,11 @@ class MonitoringTests(SynchronousTestCase):
         monitoring = self.start()
         monitoring.observer.observe(LinkUp("redis"))
         self.assertIsNone(monitoring.end())
-        self.assertEqual(published, [LinkUp("redis"), Stopping()])
+        name = f"{__name__}.subscribe"
+        self.assertEqual(
+            published,
+            [ModuleLoaded(name), LinkUp("redis"), Stopping(), ModuleUnloaded(name)],
+        )
         self.assertEqual(self.hs.reactor.getDelayedCalls(), [])
 
     def test_hooks_for_modules_of_the_host(self) -> None:

@@ -32,12 +32,15 @@ from synapse_replication.instrumentation.hooks import (
     CaughtUp,
     ConfigurationReloaded,
     HookEvent,
+    ModuleLoaded,
+    ModuleUnloaded,
     PeerOffline,
     PeerOnline,
     ReplicationHooks,
     Stalled,
     Stopping,
     WriterRoleChanged,
+    name_function,
 )
 from synapse_replication.instrumentation.status.model import StallReason
 from synapse_replication.instrumentation.status.observer import StatusObserver
@@ -64,6 +67,8 @@ KINDS: tuple[type[HookEvent], ...] = (
     PositionPersisted,
     PositionPersistFailed,
     ConfigurationReloaded,
+    ModuleLoaded,
+    ModuleUnloaded,
     Stopping,
 )
 
@@ -178,6 +183,25 @@ class ReplicationHooksTests(SynchronousTestCase):
         self.hooks.stopping()
         self.assertEqual(len(self.events), MAX_WAITING + 1)
         self.assertEqual(self.events[-1], Stopping())
+
+    def test_modules(self) -> None:
+        """
+        Loaded modules are reported; all are unloaded synchronously, the last one first.
+        """
+        self.subscribe_all()
+        self.hooks.module_loaded(heartbeat_of)
+        self.hooks.module_loaded(RecordingHost)
+        first, second = name_function(heartbeat_of), name_function(RecordingHost)
+        self.assertEqual(self.take(), [ModuleLoaded(first), ModuleLoaded(second)])
+        for number in range(MAX_WAITING):
+            self.observer.observe(LinkUp(f"link{number}"))
+        self.hooks.unload_modules()
+        self.assertEqual(
+            self.events[MAX_WAITING:], [ModuleUnloaded(second), ModuleUnloaded(first)]
+        )
+        self.take()
+        self.hooks.unload_modules()
+        self.assertEqual(self.take(), [])
 
     def test_progress(self) -> None:
         """Only the newest page of a catch-up is reported."""
@@ -344,3 +368,16 @@ class ReplicationHooksTests(SynchronousTestCase):
         self.take(3)
         self.hooks.stop()
         self.assertEqual(self.reactor.getDelayedCalls(), [])
+
+
+class _Callable:
+    def __call__(self) -> None:
+        """Do nothing."""
+
+
+class NameFunctionTests(SynchronousTestCase):
+    def test_names(self) -> None:
+        """Functions and classes have a dotted name; other objects, that of a class."""
+        self.assertEqual(name_function(heartbeat_of), f"{__name__}.heartbeat_of")
+        for each in (_Callable, _Callable()):
+            self.assertEqual(name_function(each), f"{__name__}._Callable")
