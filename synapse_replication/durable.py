@@ -17,10 +17,12 @@ def open_private(path: str, flags: int) -> int:
 def write_durably(path: Path, content: bytes) -> None:
     """Replace a file atomically, and make the change survive a power failure.
 
+    If several processes replace it at once, the file is the one of the last of them.
+
     :raises OSError: if the file cannot be written, or its folder cannot be synced. In
         the latter case, the file has been replaced.
     """
-    temporary = path.with_name(f".{path.name}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with temporary.open("wb") as file:
         file.write(content)
         file.flush()

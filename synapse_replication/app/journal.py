@@ -39,10 +39,10 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
-from zlib import crc32
 
 from twisted.logger import Logger
 
+from synapse_replication.checksums import add_checksum, check_checksum
 from synapse_replication.durable import open_private
 from synapse_replication.errors import StorageError, StreamConfigurationError
 from synapse_replication.streams.rows import decode_json, encode_json
@@ -50,9 +50,6 @@ from synapse_replication.streams.tokens import MAX_TOKEN, MIN_TOKEN
 
 #: The most numbers of damaged lines that are logged.
 _MAX_SHOWN = 20
-#: What precedes the checksum of a line, and the length from there to the line's end.
-_CHECKSUM = b',"crc":"'
-_CHECKSUM_LENGTH = len(_CHECKSUM) + 8 + len(b'"}\n')
 _log = Logger()
 
 
@@ -101,7 +98,7 @@ class JournalSink:
             if not line.endswith(b"\n"):
                 break
             try:
-                self._restore(decode_json(_checked(line)))
+                self._restore(decode_json(check_checksum(line)))
             except (ValueError, KeyError, TypeError) as error:
                 if number == 1:
                     raise StorageError(
@@ -167,8 +164,7 @@ class JournalSink:
         self, stream: str, writer: str, token: int, rows: list[Any], **more: str
     ) -> None:
         entry = {"stream": stream, "writer": writer, "token": token, "rows": rows}
-        text = encode_json({**entry, **more})
-        line = b'%b%b%08x"}\n' % (text[:-1], _CHECKSUM, crc32(text))
+        line = add_checksum(encode_json({**entry, **more}))
         written = 0
         try:
             # One write usually suffices; on a full disk, a write may be partial.
@@ -183,20 +179,6 @@ class JournalSink:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
-
-
-def _checked(line: bytes) -> bytes:
-    """Return the text of a line without its checksum.
-
-    :raises ValueError: if the checksum is wrong.
-    """
-    begin = len(line) - _CHECKSUM_LENGTH
-    if line[max(begin, 0) :].startswith(_CHECKSUM):
-        text = line[:begin] + b"}"
-        if line[begin + len(_CHECKSUM) :] != b'%08x"}\n' % crc32(text):
-            raise ValueError("the checksum is wrong")
-        return text
-    return line
 
 
 def make_journal(host: Any, config: Mapping[str, Any]) -> JournalSink:

@@ -4,6 +4,7 @@ A recording has JSON lines of ``{"t": ..., "channel": ..., "line": ...}``.
 ``t`` is the time of arrival in s, from an arbitrary origin; ``channel`` is the Redis
 channel or, for direct TCP, the server's name; ``line`` is the command; the optional
 ``time_ms`` is the time of arrival in ms since the Unix epoch. Other keys are ignored.
+If a line ends in a checksum (see :mod:`synapse_replication.checksums`), it is verified.
 
 Files may be compressed with gzip or xz.
 """
@@ -23,6 +24,7 @@ import attrs
 import msgspec
 from typing_extensions import override
 
+from synapse_replication.checksums import check_checksum
 from synapse_replication.errors import ReplicationError
 
 #: The first bytes of compressed files.
@@ -178,6 +180,10 @@ def parse_record(number: int, text: bytes) -> Record | RecordingError:
 
     :param number: the line number.
     """
+    try:
+        text = check_checksum(text)
+    except ValueError as error:
+        return RecordingError(number, str(error))
     try:
         record = _decode(text)
         line = record.line.encode()

@@ -6,7 +6,8 @@ compressed file has ``.jsonl.gz`` instead of ``.jsonl``. ``NAME`` begins with th
 of the file's first line in UTC, so names sort by time. If the process is killed, the
 next start recovers the complete lines of its ``.partial`` file.
 
-Each line has the keys of a recording (``t``, ``channel``, ``line``), and ``time_ms``.
+Each line has the keys of a recording (``t``, ``channel``, ``line``), ``time_ms`` and
+``crc`` (see :mod:`synapse_replication.checksums`).
 USER_IP, which contains addresses and access tokens, is never written.
 """
 
@@ -24,6 +25,7 @@ from typing import IO, Any, BinaryIO, Final, Literal
 
 import attrs
 
+from synapse_replication.checksums import add_checksum
 from synapse_replication.durable import open_private, rename_durably
 from synapse_replication.errors import ReplicationError
 from synapse_replication.streams.rows import encode_json
@@ -148,7 +150,7 @@ class RecordingFiles:
             current = self._current
             if current is None:
                 current = self._current = _open(self._next_path(), "xb", self._now())
-            current.write(encode_json(entry) + b"\n")
+            current.write(add_checksum(encode_json(entry)))
             if current.size >= self._roll_bytes:
                 self.roll()
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
+import mmap
 import os
 import subprocess
 import sys
@@ -17,6 +19,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.app.journal import JournalSink, make_journal
 from synapse_replication.errors import StorageError, StreamConfigurationError
+from tests.support.crashes import kill_at_each_call, with_file_size
 
 
 class FakeHost:
@@ -24,6 +27,27 @@ class FakeHost:
 
     def row_to_json(self, stream_name: str, row: Any) -> Any:
         return [stream_name, row]
+
+
+def write_more(journal: JournalSink, done: mmap.mmap) -> None:
+    """Write three more lines, and count them in ``done``."""
+    journal.on_rdata("events", "w1", 6, ["b"])
+    done[0] += 1
+    journal.on_epoch("typing", "w", "a")
+    done[0] += 1
+    journal.on_rdata("typing", "w", 9, ["c"])
+    done[0] += 1
+    journal.close()
+
+
+#: The positions after each number of lines, with the lines of :func:`write_more`.
+AT: list[dict[tuple[str, str], int]] = [
+    {},
+    {("events", "w1"): 5},
+    {("events", "w1"): 6},
+    {("events", "w1"): 6, ("typing", "w"): 0},
+    {("events", "w1"): 6, ("typing", "w"): 9},
+]
 
 
 class JournalTests(SynchronousTestCase):
@@ -233,6 +257,61 @@ class JournalTests(SynchronousTestCase):
             count = whole[:end].count(b"\n")
             expected = {("events", "w1"): 3 + 2 * count} if count else {}
             self.assertEqual(self.open().saved_positions(), expected)
+
+    def test_killed_at_each_call(self) -> None:
+        """
+        Whichever system call a process is killed at, each line whose write has returned
+        is there, and the next process continues after the last complete one.
+        """
+        first = self.open()
+        first.on_rdata("events", "w1", 5, ["a"])
+        first.close()
+        before = self.path.read_bytes()
+        with mmap.mmap(-1, 1) as done:
+
+            def work() -> None:
+                done[0] = 0
+                write_more(JournalSink(self.path, FakeHost().row_to_json), done)
+
+            for number in kill_at_each_call(work):
+                left = self.path.read_bytes()
+                self.assertTrue(left.startswith(before))
+                lines = left.count(b"\n")
+                self.assertGreaterEqual(lines, 1 + done[0], number)
+                again = self.open()
+                self.assertEqual(
+                    (again.damage, again.saved_positions()), ("", AT[lines])
+                )
+                again.close()
+                self.path.write_bytes(before)
+            self.assertEqual(done[0], 3)
+        self.assertGreater(number, 10)
+
+    def test_full_at_each_byte(self) -> None:
+        """
+        Wherever the disk becomes full, the write fails, and leaves complete lines; the
+        process continues there.
+        """
+        with mmap.mmap(-1, 1) as done:
+
+            def work() -> None:
+                done[0] = 0
+                journal = JournalSink(self.path, FakeHost().row_to_json)
+                with contextlib.suppress(OSError):
+                    journal.on_rdata("events", "w1", 5, ["a"])
+                    done[0] = 1
+                    write_more(journal, done)
+                    return
+                assert journal.saved_positions() == AT[done[0]], done[0]
+
+            for limit in range(0, 400, 11):
+                with_file_size(limit, work)
+                again = self.open()
+                self.assertEqual(again.damage, "")
+                self.assertEqual(
+                    again.saved_positions(), AT[len(self.entries())], limit
+                )
+                self.path.unlink()
 
     def test_two_processes(self) -> None:
         """A journal that another process has open is refused."""

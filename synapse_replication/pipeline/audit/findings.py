@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final, TextIO
+from zlib import crc32
 
 import attrs
 import pyarrow as pa
@@ -32,6 +33,9 @@ MAX_SHOWN: Final = 100
 _MAX_EVIDENCE: Final = 600
 
 _PARQUET: Final = "findings.parquet"
+#: The key, in the metadata of the Parquet file, of the checksum of its rows. Parquet
+#: itself has none for its footer.
+_CHECKSUM: Final = b"synapse_replication.crc"
 
 
 class Severity(enum.Enum):
@@ -157,16 +161,23 @@ def write_findings(findings: Iterable[AuditFinding], folder: str) -> None:
     :raises PipelineError: if the folder cannot be written.
     """
     rows = [finding.to_row() for finding in findings]
+    table = pa.Table.from_pylist(rows, FINDINGS_SCHEMA)
+    lines = _to_lines(table.to_pylist())
     parquet_file = io.BytesIO()
-    parquet.write_table(pa.Table.from_pylist(rows, FINDINGS_SCHEMA), parquet_file)
-    lines = "".join(f"{json.dumps(row)}\n" for row in rows)
+    parquet.write_table(
+        table.replace_schema_metadata({_CHECKSUM: b"%08x" % crc32(lines)}), parquet_file
+    )
     path = Path(folder).absolute()
     try:
         path.mkdir(parents=True, exist_ok=True)
         write_durably(path / _PARQUET, parquet_file.getvalue())
-        write_durably(path / "findings.json", lines.encode())
+        write_durably(path / "findings.json", lines)
     except OSError as error:
         raise PipelineError(f"cannot write the findings: {error}") from error
+
+
+def _to_lines(rows: Iterable[Mapping[str, Any]]) -> bytes:
+    return "".join(f"{json.dumps(row)}\n" for row in rows).encode()
 
 
 def read_findings(folder: str) -> list[AuditFinding]:
@@ -181,7 +192,14 @@ def read_findings(folder: str) -> list[AuditFinding]:
             "--out' writes"
         )
     try:
-        rows = parquet.read_table(path, schema=FINDINGS_SCHEMA).to_pylist()
+        table = parquet.read_table(path)
+        rows = table.cast(FINDINGS_SCHEMA).to_pylist()
+        # Version 0.1.0 wrote no checksum.
+        checksum = (table.schema.metadata or {}).get(_CHECKSUM)
+        if checksum not in (None, b"%08x" % crc32(_to_lines(rows))):
+            raise ValueError(
+                "the checksum is wrong: the file is damaged; run the audit again"
+            )
         return [AuditFinding.from_row(row) for row in rows]
     except (pa.ArrowException, OSError, ValueError) as error:
         raise PipelineError(f"--findings {path}: {error}") from error

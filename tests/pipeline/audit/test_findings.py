@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 import attrs
+from pyarrow import parquet
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import PipelineError
@@ -24,6 +25,7 @@ from synapse_replication.pipeline.audit.findings import (
     write_findings,
 )
 from synapse_replication.pipeline.schemas import FINDINGS_SCHEMA
+from tests.support.crashes import with_file_size
 
 _ROOT = Path(__file__).parents[3]
 _DOCS = _ROOT / "docs" / "pipeline.rst"
@@ -206,6 +208,41 @@ class FilesTests(SynchronousTestCase):
         self.assertIn("the folder has no findings.parquet", str(error))
         write_findings([LOST, ODD], str(folder))
         self.assertEqual(read_findings(str(folder)), [LOST, ODD])
-        (folder / "findings.parquet").write_text("x")
+        # Version 0.1.0 wrote no checksum.
+        path = folder / "findings.parquet"
+        parquet.write_table(parquet.read_table(path).replace_schema_metadata(), path)
+        self.assertEqual(read_findings(str(folder)), [LOST, ODD])
+        path.write_text("x")
         error = self.assertRaises(PipelineError, read_findings, str(folder))
         self.assertIn("findings.parquet: ", str(error))
+
+    def test_bits(self) -> None:
+        """Findings whose file is damaged are right, or an error that names the file."""
+        folder = Path(self.mktemp())
+        write_findings([LOST, ODD], str(folder))
+        path = folder / "findings.parquet"
+        whole = path.read_bytes()
+        for number, byte in enumerate(range(0, len(whole), 23)):
+            damaged = bytearray(whole)
+            damaged[byte] ^= 1 << number % 8
+            for text in (damaged, whole[:byte]):
+                path.write_bytes(text)
+                try:
+                    self.assertEqual(read_findings(str(folder)), [LOST, ODD], byte)
+                except PipelineError as error:
+                    self.assertIn("findings.parquet: ", str(error))
+
+    def test_full_at_each_byte(self) -> None:
+        """If the disk becomes full, it is an error, and the older findings remain."""
+        folder = Path(self.mktemp())
+        write_findings([LOST], str(folder))
+
+        def work() -> None:
+            try:
+                write_findings([LOST, ODD], str(folder))
+            except PipelineError as error:
+                self.assertIn("File too large", str(error))
+
+        for limit in range(0, (folder / "findings.parquet").stat().st_size, 500):
+            with_file_size(limit, work)
+            self.assertEqual(read_findings(str(folder)), [LOST])
