@@ -50,6 +50,7 @@ FROM sizes JOIN described USING (stream) GROUP BY ALL ORDER BY stream, bucket
 SELECT stream, instance_name,
   unix_micros(written_ts) div (:window * 1000000L) * :window AS start, count(*) AS rows
 FROM rows WHERE written_ts IS NOT NULL GROUP BY ALL
+ORDER BY start, stream, instance_name
 
 -- name: hottest
 -- The rooms and users to which the most rows of ``mentioned`` refer; ``:limit`` is the
@@ -115,6 +116,7 @@ SELECT stream, instance_name,
   unix_micros(received_ts) div (:window * 1000000L) * :window AS start,
   count(*) AS rows
 FROM arrived WHERE received_ts IS NOT NULL GROUP BY ALL
+ORDER BY start, stream, instance_name
 
 -- name: late
 -- The time between the writing and the arrival of each token, in ms. The time of
