@@ -27,7 +27,9 @@ def shared_session() -> SparkSession:
         settings={
             "spark.local.dir": folder,
             "spark.sql.warehouse.dir": f"{folder}/warehouse",
-            "spark.sql.shuffle.partitions": "2",
+            # As in a job of few rows.
+            "spark.sql.shuffle.partitions": "1",
+            "spark.sql.adaptive.enabled": "false",
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.driver.host": "127.0.0.1",
             "spark.driver.memory": "1g",

@@ -298,18 +298,17 @@ SELECT 'token_ahead', stream, instance_name, last_allocated + 1, last_token,
     'restored to an earlier state, or is another one',
   to_json(struct(seen, last_allocated AS sequence_value))
 FROM (
-  SELECT ahead.stream, ahead.instance_name, last_token, last_allocated, min(
-    struct(recording, line_number, CASE
-      WHEN is_row THEN concat_ws(' ', 'RDATA', stream, instance_name, token, '...')
-      ELSE concat_ws(' ', 'POSITION', stream, instance_name, prev_token, token)
-      END AS line)) AS seen
-  FROM (SELECT * FROM ahead WHERE NOT in_archive) AS ahead
-    JOIN tokens USING (stream, instance_name)
-  WHERE token = last_token GROUP BY ALL
-  UNION ALL
-  SELECT stream, instance_name, last_token, last_allocated,
-    struct('the archive' AS recording, NULL AS line_number, NULL AS line)
-  FROM ahead WHERE in_archive)
+  SELECT ahead.stream, ahead.instance_name, last_token, last_allocated,
+    min(IF(in_archive, struct('the archive' AS recording, NULL AS line_number,
+      NULL AS line), struct(recording, line_number, CASE
+      WHEN is_row THEN
+        concat_ws(' ', 'RDATA', tokens.stream, tokens.instance_name, token, '...')
+      ELSE concat_ws(' ', 'POSITION', tokens.stream, tokens.instance_name, prev_token,
+        token)
+      END AS line))) AS seen
+  FROM ahead LEFT JOIN tokens ON NOT in_archive AND ahead.stream = tokens.stream
+    AND ahead.instance_name = tokens.instance_name AND token = last_token
+  GROUP BY ahead.stream, ahead.instance_name, last_token, last_allocated, in_archive)
 
 UNION ALL
 -- Invalid records. If the only one is the last line, the file was still being written,
@@ -360,32 +359,34 @@ WHERE token < token_before AND (coalesce(in_memory, false)
   OR NOT is_row AND prev_token = token AND token < newest.token)
 
 UNION ALL
+-- Rows that were never sent although a line covers them.
+--
 -- A reader that received a later row of the writer, but not the missing row, has
 -- skipped the missing row. However, the recorder may be the only one that did not
 -- receive it.
-SELECT 'row_not_seen', stream, instance_name, min(stream_id), max(stream_id), count(*),
-  '{recording}: {count} ids of {instance_name}''s {stream} are missing between ' ||
-    'recorded ids: the recorder was disconnected, or the rows were lost in transit',
-  to_json(struct(recording, min_by(struct(stream_id, prev_token AS token_before,
-    line_number, concat_ws(' ', 'RDATA', stream, instance_name, token, '...') AS line),
-    stream_id, 10) AS ids))
-FROM covered WHERE NOT is_claim GROUP BY recording, stream, instance_name
-
-UNION ALL
+--
 -- ``POSITION stream writer prev new`` states that the writer has no rows in ``(prev,
 -- new]``. If the tables or the archive have such a row, and the writer never sent it,
 -- then every reader whose position was ``prev`` has permanently skipped that row. The
 -- POSITION and the row prove this even if the recording is incomplete, because
 -- ``prev`` is at or above every token that the writer has sent before.
-SELECT 'announced_absent', stream, instance_name, min(stream_id), max(stream_id),
-  count(*),
-  '{recording} line {line_number}: ''{line}'' skips {count} ids with committed rows ' ||
-    'that were never sent; the first is {first_token}: readers have lost these rows',
-  to_json(struct(recording, line_number, t,
-    concat_ws(' ', 'POSITION', stream, instance_name, prev_token, token) AS line,
-    min_by(stream_id, stream_id, 10) AS ids))
-FROM covered WHERE is_claim
-GROUP BY recording, line_number, t, stream, instance_name, prev_token, token
+SELECT IF(is_claim, 'announced_absent', 'row_not_seen'), stream, instance_name,
+  min(stream_id), max(stream_id), count(*),
+  IF(is_claim, '{recording} line {line_number}: ''{line}'' skips {count} ids with ' ||
+      'committed rows that were never sent; the first is {first_token}: readers have ' ||
+      'lost these rows',
+    '{recording}: {count} ids of {instance_name}''s {stream} are missing between ' ||
+      'recorded ids: the recorder was disconnected, or the rows were lost in transit'),
+  IF(is_claim,
+    to_json(struct(recording, claim.line_number, claim.t,
+      concat_ws(' ', 'POSITION', stream, instance_name, claim.prev_token, claim.token)
+      AS line, min_by(stream_id, stream_id, 10) AS ids)),
+    to_json(struct(recording, min_by(struct(stream_id, prev_token AS token_before,
+      line_number, concat_ws(' ', 'RDATA', stream, instance_name, token, '...') AS line),
+      stream_id, 10) AS ids)))
+FROM (SELECT *, IF(is_claim, struct(line_number, t, prev_token, token), NULL) AS claim
+  FROM covered)
+GROUP BY is_claim, recording, claim, stream, instance_name
 
 UNION ALL
 -- Rows that an archive contains more than once. ``archive_again`` has the rows of the

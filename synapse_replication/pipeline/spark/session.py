@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
+_ADAPTIVE = "spark.sql.adaptive.enabled"
 
 #: For a job of a few seconds: compiling queries would take longer than running them.
 _FEW_ROWS_SETTINGS = {
@@ -81,6 +82,7 @@ class _Session:
         self._app_name = app_name
         self._master = master
         self._settings = settings
+        self._few_rows = False
         self._options: dict[str, str] = {}
         self._start: JavaStart | None = None
         self._made: SparkSession | None = None
@@ -92,6 +94,7 @@ class _Session:
         """
         if self._start is not None or _is_running():
             return
+        self._few_rows = few_rows
         options = {"spark.app.name": self._app_name, **_settings()}
         if few_rows:
             options |= _FEW_ROWS_SETTINGS
@@ -142,8 +145,13 @@ class _Session:
         if not session.sparkContext.getConf().contains(_SHUFFLE_PARTITIONS):
             # With Spark's default of 200, most tasks would be empty, and starting them
             # would cost more than the work. Queries over more data set a larger number.
-            tasks = str(2 * session.sparkContext.defaultParallelism)
-            session.conf.set(_SHUFFLE_PARTITIONS, tasks)
+            tasks = 2 * session.sparkContext.defaultParallelism
+            if self._few_rows:
+                # Planning costs more than the work, and adaptive execution plans a
+                # query again after each of its stages.
+                tasks = 1
+                session.conf.set(_ADAPTIVE, "false")
+            session.conf.set(_SHUFFLE_PARTITIONS, str(tasks))
         if session not in _WITH_SOURCE:
             session.dataSource.register(SynapseReplicationDataSource)
             _WITH_SOURCE.add(session)
@@ -170,7 +178,8 @@ def own_session(session: SparkSession) -> SparkSession:
     It uses the same executors.
     """
     own = session.newSession()
-    own.conf.set(_SHUFFLE_PARTITIONS, session.conf.get(_SHUFFLE_PARTITIONS) or "")
+    for name in (_SHUFFLE_PARTITIONS, _ADAPTIVE):
+        own.conf.set(name, session.conf.get(name) or "")
     return own
 
 
