@@ -111,6 +111,15 @@ class ConfigurationExamplesTests(SynchronousTestCase):
         for attribute in ("name", "table", "columns", "sequence", "writers"):
             self.assertEqual(getattr(stream, attribute), getattr(declared, attribute))
 
+    def test_monitor_of_a_server(self) -> None:
+        """The file for the command line declares the stream of the complete server."""
+        config = load_config([str(EXAMPLES / "shop_monitor.yaml")], "main")
+        (stream,) = config.streams
+        assert isinstance(stream, TableStream)
+        declared = declared_orders()
+        for attribute in ("name", "table", "columns", "sequence"):
+            self.assertEqual(getattr(stream, attribute), getattr(declared, attribute))
+
 
 class CodeExamplesTests(SynchronousTestCase):
     def test_writer(self) -> None:

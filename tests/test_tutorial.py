@@ -339,3 +339,31 @@ class AuctionTests(WalkthroughTestCase):
             f"AUCTION_BIDS=200 {shlex.quote(sys.executable)} -m twisted.trial "
             "test_auction.AuctionTests.test_direct_tcp"
         )
+
+
+class AsyncioTests(WalkthroughTestCase):
+    """Tests for the server on asyncio."""
+
+    def test_two_processes(self) -> None:
+        """A sink that awaits asyncio's functions receives every row, and both stop."""
+        text = (ROOT / "docs" / "examples" / "asyncio_shop.py").read_text()
+        for fixed, free in (
+            ("6379", str(self.redis.port)),
+            ("9094", str(free_port())),
+            ("shop.example.com", self.folder.name),
+        ):
+            self.assertIn(fixed, text)
+            text = text.replace(fixed, free)
+        (self.folder / "asyncio_shop.py").write_text(text)
+        self.environ["PYTHONPATH"] = str(ROOT)
+        command = f"{shlex.quote(sys.executable)} asyncio_shop.py "
+        with self.terminal(command + "writer") as writer:
+            writer.wait_for(lambda line: "Connected: redis\n" in line)
+            with self.terminal(command + "reader") as reader:
+                lines = reader.wait_for(lambda line: "price=5)" in line)
+            self.assertEqual(self.status, 0)
+        self.assertEqual(self.status, 0)
+        stored = [line for line in lines if line.startswith("stored ")]
+        # The row with the newest price is the only one of its item that is kept.
+        prices = [int(line.rpartition("price=")[2].rstrip(")\n")) for line in stored]
+        self.assertEqual(prices, list(range(prices[0], 6)))

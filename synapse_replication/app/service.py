@@ -46,6 +46,7 @@ from synapse_replication.errors import (
 )
 from synapse_replication.handlers import interfaces
 from synapse_replication.handlers.admission import DeclaredWriters
+from synapse_replication.handlers.asyncio_tasks import run_in_task
 from synapse_replication.handlers.epochs import PeerEpochs
 from synapse_replication.handlers.extension.extension import ReplicationExtension
 from synapse_replication.handlers.handler import (
@@ -133,7 +134,7 @@ class StopSteps:
 async def _call(stop: Callable[[], Any]) -> None:
     result = stop()
     if isinstance(result, Awaitable):
-        await result
+        await run_in_task(result)
 
 
 class Replication(Service):

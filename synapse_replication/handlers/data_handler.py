@@ -23,12 +23,14 @@ See docs/failure-modes.rst: failure-future-token, failure-wait-for-one-writer.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol, TypeAlias
 
 import attrs
 from twisted.internet.defer import Deferred
 
 from synapse_replication.errors import StreamConfigurationError, WaitTimeoutError
+from synapse_replication.handlers.asyncio_tasks import run_in_task
 from synapse_replication.handlers.interfaces import (
     Clock,
     EpochSink,
@@ -77,7 +79,7 @@ class ReplicationDataHandler:
 
     def __attrs_post_init__(self) -> None:
         if isinstance(self._sink, LateRowSink):
-            self.on_late_rdata = self._sink.on_late_rdata
+            self.on_late_rdata = partial(_deliver_late, self._sink)
         #: The functions that compare positions, in the order in which they were added;
         #: see the module's docstring.
         self._checks: dict[_Key, dict[_Check, None]] = {}
@@ -122,7 +124,8 @@ class ReplicationDataHandler:
         """Save an epoch, if the host's sink saves epochs."""
         if not isinstance(self._sink, EpochSink):
             return None
-        return self._sink.on_epoch(stream_name, instance_name, epoch)
+        waiting = self._sink.on_epoch(stream_name, instance_name, epoch)
+        return None if waiting is None else run_in_task(waiting)
 
     async def _advance_after(
         self,
@@ -132,7 +135,7 @@ class ReplicationDataHandler:
         instance_name: str,
         token: int,
     ) -> None:
-        await waiting
+        await run_in_task(waiting)
         advance(stream_name, instance_name, token)
 
     def _advance(self, stream_name: str, instance_name: str, token: int) -> None:
@@ -339,6 +342,13 @@ class ReplicationDataHandler:
                 "implement current_stream_token and get_rows_between in its class"
             )
         return stream
+
+
+def _deliver_late(
+    sink: LateRowSink, stream_name: str, instance_name: str, token: int, rows: list[Any]
+) -> Awaitable[None] | None:
+    waiting = sink.on_late_rdata(stream_name, instance_name, token, rows)
+    return None if waiting is None else run_in_task(waiting)
 
 
 def _find_slowest(
