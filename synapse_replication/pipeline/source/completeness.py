@@ -7,6 +7,8 @@ which no more rows can be committed:
 
 * A writer's rows are complete up to its position in ``stream_positions``: a writer
   stores a position only when all of its ids up to that position are finished.
+* A position beyond both the stream's sequence and its greatest row is wrong: it is
+  read as the greater of the two, so that nothing is skipped once it is corrected.
 * Rows without a known writer (account data, rows older than the writer column) are
   complete up to the smallest of these positions.
 * A declared writer without a position has not finished any id. A continuous reader
@@ -142,18 +144,31 @@ class CompletenessReader:
         stored = stored_tokens(txn, stream)
         if not stored:
             return start.advance(self._without_positions(txn, selection))
+        limit = self._limit(txn, selection, max(stored.values()))
+        stored = {writer: min(token, limit) for writer, token in stored.items()}
         minimum = min(stored.values())
         declared = self.declared.get(stream.name, ()) if self.continuous else ()
         waited_for = {writer: start.position(writer) for writer in declared}
         return start.advance(StreamOffset(minimum, waited_for | stored))
 
+    @staticmethod
+    def _limit(txn: cursor, selection: Selection, stored: int) -> int:
+        """Return the token that a stored position cannot exceed, if it is right.
+
+        A position beyond the stream's ids is wrong. If it was read before it is
+        corrected, the rows up to it would be skipped for ever.
+
+        :param stored: the greatest stored position, read before.
+        """
+        last = last_allocated_id(txn, selection.stream)
+        if last is None or stored <= last:
+            return stored
+        # After a failover, a sequence may be behind rows.
+        return max(last, _greatest_token(txn, selection))
+
     def _without_positions(self, txn: cursor, selection: Selection) -> StreamOffset:
         stream = selection.stream
-        greatest = 0
-        for rows in (query.rows for query in selection.queries):
-            txn.execute(queries.for_table("greatest_id", rows.ids, rows.negative))
-            ((id_,),) = txn.fetchall()
-            greatest = max(greatest, (id_ or 0) * (-1 if rows.negative else 1))
+        greatest = _greatest_token(txn, selection)
         if greatest and self.continuous:
             raise PipelineError(
                 f"stream {stream.name} has rows up to {greatest}, but nothing in "
@@ -193,6 +208,15 @@ class CompletenessReader:
         sequences = {"tables": [queries.identifier(stream.sequence)]}
         txn.execute(queries.SQL["inserting_transactions"], sequences)
         return {transaction for (transaction,) in txn.fetchall()}
+
+
+def _greatest_token(txn: cursor, selection: Selection) -> int:
+    greatest = 0
+    for rows in (query.rows for query in selection.queries):
+        txn.execute(queries.for_table("greatest_id", rows.ids, rows.negative))
+        ((id_,),) = txn.fetchall()
+        greatest = max(greatest, (id_ or 0) * (-1 if rows.negative else 1))
+    return greatest
 
 
 def find_writers(txn: cursor, selection: Selection) -> set[str]:

@@ -79,6 +79,20 @@ class CompletenessReaderTests(SynchronousTestCase):
         selection = Selection(self.stream, available, "")
         return surveyor.survey(self.txn, selection, StreamOffset())
 
+    def test_position_beyond_the_ids(self) -> None:
+        """
+        A stored position that is neither allocated nor used is limited, so that rows
+        are read once it is corrected; one of a row beyond the sequence is not.
+        """
+        self.txn.execute(
+            "SELECT setval('orders_seq', 5); INSERT INTO stream_positions VALUES "
+            "('orders', 'a', -9223372036854775807), ('orders', 'b', -4)"
+        )
+        for rows, limit in ((0, 5), (3, 5), (8, 8)):
+            self.txn.execute("INSERT INTO orders VALUES (%s, 'a')", (-rows,))
+            found = self.survey(continuous=True)
+            self.assertEqual(found, StreamOffset(4, {"a": limit, "b": 4}), rows)
+
     def test_available_indexes(self) -> None:
         """An index is found by its first column; a partial index does not count."""
         events = catalog_of()["events"]
@@ -189,7 +203,10 @@ class CompletenessReaderTests(SynchronousTestCase):
 
     def test_survey(self) -> None:
         """A continuous reader waits for a declared writer that has no position yet."""
-        self.txn.execute("INSERT INTO stream_positions VALUES ('orders', 'a', -7)")
+        self.txn.execute(
+            "SELECT setval('orders_seq', 7); "
+            "INSERT INTO stream_positions VALUES ('orders', 'a', -7)"
+        )
         self.assertEqual(self.survey(continuous=False).position("b"), 7)
         self.assertEqual(self.survey(continuous=True).position("b"), 0)
         self.assertEqual(self.survey(continuous=True).position("a"), 7)
