@@ -11,6 +11,7 @@ describes how files are merged.
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -28,6 +29,10 @@ OWN_SECTION = "synapse_replication"
 #: The most keys and values in a file, with its aliases expanded: nested aliases can
 #: expand a few lines to any number of values.
 _MAX_VALUES = 100_000
+
+#: The most bytes of a YAML file, and of a file with a secret.
+MAX_YAML_BYTES = 4 * 2**20
+MAX_SECRET_BYTES = 64 * 1024
 
 #: The part of an error of PyYAML that repeats the name of an alias or a tag.
 _NAMED = re.compile(r"\b(alias|tag handle|tag) '.*", re.DOTALL)
@@ -168,11 +173,10 @@ def _expand(paths: Sequence[str], problems: list[ConfigProblem]) -> list[str]:
 
 def _read(file: str) -> tuple[dict[str, Any], dict[KeyPath, int]]:
     try:
-        text = Path(file).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        text = _read_text(file, MAX_YAML_BYTES)
+    except (OSError, ValueError) as error:
         hint = "name a YAML file in UTF-8 that this user may read"
-        raise _unusable(file, f"cannot be read: {reason}", hint) from error
+        raise _unusable(file, f"cannot be read: {_reason(error)}", hint) from error
     lines: dict[KeyPath, int] = {}
     try:
         loader = yaml.SafeLoader(text)
@@ -214,6 +218,25 @@ def _read(file: str) -> tuple[dict[str, Any], dict[KeyPath, int]]:
     if not isinstance(content, dict):
         raise _unusable(file, "it is not a mapping", "write `key: value` lines", 1)
     return {str(key): value for key, value in content.items()}, lines
+
+
+def _read_text(file: str, most: int) -> str:
+    """Return the text of a file, with its line ends as line feeds.
+
+    :param most: the most bytes that it may have.
+    :raises ValueError: if it has more, or is not UTF-8.
+    """
+    with Path(file).open("rb") as opened:
+        content = opened.read(most + 1)
+    if len(content) > most:
+        raise ValueError(f"it has more than {most:,} bytes")
+    return io.StringIO(content.decode("utf-8"), newline=None).read()
+
+
+def _reason(error: OSError | ValueError) -> str | None:
+    if isinstance(error, UnicodeDecodeError):
+        return "it is not UTF-8"
+    return error.strerror if isinstance(error, OSError) else str(error)
 
 
 def _unusable(file: str, why: str, hint: str, line: int | None = None) -> ConfigError:
@@ -316,12 +339,11 @@ def read_secret(section: Any, key: KeyPath, merged: MergedFiles) -> str | None:
         )
         return None
     try:
-        secret = Path(path).read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        secret = _read_text(path, MAX_SECRET_BYTES).strip()
+    except (OSError, ValueError) as error:
         merged.report(
             path_key,
-            f"{path} cannot be read: {reason}",
+            f"{path} cannot be read: {_reason(error)}",
             "name a file that contains only the secret and that this user may read",
         )
         return None

@@ -6,6 +6,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.config.models import RedisSection
 from synapse_replication.config.yaml_files import (
+    MAX_YAML_BYTES,
     MergedFiles,
     did_you_mean,
     dotted,
@@ -114,6 +115,16 @@ class ReadFilesTests(FilesMixin):
             self.assertEqual(problem.line, line)
             self.assertNotIn("secret", str(problem))
 
+    def test_too_many_bytes(self) -> None:
+        """A file of any length costs only as many bytes as it may have."""
+        text = "a: 1\n#" + "x" * MAX_YAML_BYTES
+        for content, problems in ((text[:MAX_YAML_BYTES], 0), (text, 1)):
+            self.read(self.write("1.yaml", content))
+            self.assertEqual(len(self.problems), problems)
+        self.assertIn("it has more than 4,194,304 bytes", str(self.problems[0]))
+        self.read("/dev/zero")
+        self.assertIn("/dev/zero", str(self.problems[-1]))
+
     def test_every_unreadable_file_is_reported(self) -> None:
         """All files that cannot be read are reported together."""
         missing = str(self.folder / "missing.yaml")
@@ -163,6 +174,11 @@ class ReadSecretTests(FilesMixin):
         self.assertEqual(
             [problem.key for problem in self.problems], ["redis.password_path"] * 2
         )
+
+    def test_too_many_bytes(self) -> None:
+        """A secret's file of any length costs only as many bytes as it may have."""
+        self.assertIsNone(self.secret(None, "/dev/zero"))
+        self.assertIn("it has more than 65,536 bytes", str(self.problems[0]))
 
 
 class TextTests(SynchronousTestCase):
