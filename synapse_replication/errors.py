@@ -49,7 +49,7 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-from msgspec import Struct
+import attrs
 
 #: The most characters of untrusted text that an error message repeats.
 EXCERPT_LENGTH = 120
@@ -190,7 +190,8 @@ class StreamConfigurationError(ReplicationError):
     """A stream, a row sink or an environment variable is configured or used wrongly."""
 
 
-class ConfigProblem(Struct, frozen=True):
+@attrs.frozen
+class ConfigProblem:
     """One problem in the configuration.
 
     :ivar file: the file or folder with the problem, or all files if that is unknown.

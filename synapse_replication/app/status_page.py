@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
-from msgspec import Struct
+import attrs
 
 from synapse_replication.instrumentation.status import model
 from synapse_replication.instrumentation.status.assessment import Standing, assess
@@ -55,7 +55,8 @@ MOST_SHOWN = 80
 PATIENCE_MS = 4000
 
 
-class PageVerdict(Struct, frozen=True):
+@attrs.frozen
+class PageVerdict:
     """The headline of a status.
 
     :ivar tone: ``good``, ``busy`` or ``bad``.

@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from msgspec.structs import replace
+import attrs
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from typing_extensions import override
 
@@ -131,7 +131,7 @@ class DropInStreamer(streamer.ReplicationStreamer):
             for stream in self._written
         ]
         if ids_are_ours() or max(map(len, writers), default=0) <= 1:
-            options = replace(options, announce_interval=NOTIFIED_INTERVAL)
+            options = attrs.evolve(options, announce_interval=NOTIFIED_INTERVAL)
         super().__init__(handler.host, handler.sender, observer_of(hs), options=options)
         self.start()
 

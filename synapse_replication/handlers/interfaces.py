@@ -10,14 +10,15 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from msgspec import Struct
+import attrs
 
 from synapse_replication.streams.stream import Stream
 from synapse_replication.wire.commands import Command
 from synapse_replication.wire.rdata import ReceivedItem
 
 
-class Identity(Struct, frozen=True):
+@attrs.frozen
+class Identity:
     """The names of this process.
 
     :ivar server_name: the homeserver's name; also the name of the Redis channel.
@@ -31,7 +32,8 @@ class Identity(Struct, frozen=True):
     instance_id: str
 
 
-class SyncingUser(Struct, frozen=True):
+@attrs.frozen
+class SyncingUser:
     """A user who is syncing with this process.
 
     :ivar device_id: ``None`` if it is unknown.
@@ -311,7 +313,8 @@ class ReplicationConnection(Protocol):
         """
 
 
-class Link(Struct, frozen=True, eq=False):
+@attrs.frozen(eq=False)
+class Link:
     """A connection, from ``new_connection`` to ``lost_connection``.
 
     A connection that is established again is another link.

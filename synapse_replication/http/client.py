@@ -27,7 +27,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import attrs
 import msgspec
-from msgspec.structs import replace
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
@@ -173,7 +172,7 @@ class HttpCatchUpClient:
             return page
         # This is the last page and it ends below upto_token, so it ends at the writer's
         # current token.
-        return replace(page, last_token=page.upto_token)
+        return attrs.evolve(page, last_token=page.upto_token)
 
     async def get_backlog(
         self,

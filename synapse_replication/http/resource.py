@@ -27,7 +27,7 @@ import hmac
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
-from msgspec.structs import replace
+import attrs
 from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 from twisted.web.resource import Resource
@@ -188,7 +188,7 @@ class ReplicationResource(Resource):
                     self._instance_name, from_token, upto_token
                 )
             if stream.description.held_in_memory:
-                page = replace(page, epoch=self._epoch)
+                page = attrs.evolve(page, epoch=self._epoch)
             body = self._encode_page(stream, page)
         except Exception:
             for waiting in self._fetching.pop(key):

@@ -27,7 +27,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
-from msgspec import Struct
+import attrs
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
@@ -65,7 +65,8 @@ class MetricKind(enum.Enum):
     HISTOGRAM = "histogram"
 
 
-class MetricDefinition(Struct, frozen=True):
+@attrs.frozen
+class MetricDefinition:
     """One metric.
 
     :ivar name: the name, without the suffix that Prometheus adds to counters.

@@ -13,8 +13,7 @@ import enum
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from msgspec import Struct
-from msgspec.structs import replace
+import attrs
 
 from synapse_replication.storage import queries
 from synapse_replication.storage.admission import Admission
@@ -30,7 +29,8 @@ if TYPE_CHECKING:
 MAX_SCANNED_BYTES = 32 * 2**20
 
 
-class IdStream(Struct, frozen=True, kw_only=True):
+@attrs.frozen(kw_only=True)
+class IdStream:
     """The sequence, tables and writers of a stream.
 
     :ivar stream_name: its name in ``stream_positions``.
@@ -84,7 +84,7 @@ def row_stream_of(
     found = id_stream_of(stream, writers)
     if isinstance(stream, StandardStream):
         columns = tuple(table.ids for table in stream.tables if table.columns)
-        return replace(found, tables=columns)
+        return attrs.evolve(found, tables=columns)
     return found
 
 
@@ -139,7 +139,9 @@ def with_existing_tables(
 ) -> dict[str, IdStream]:
     """Return each stream with those of its tables that exist."""
     return {
-        name: replace(stream, tables=[c for c in stream.tables if exists(txn, c.table)])
+        name: attrs.evolve(
+            stream, tables=[c for c in stream.tables if exists(txn, c.table)]
+        )
         for name, stream in streams.items()
     }
 

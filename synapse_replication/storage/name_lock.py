@@ -13,8 +13,8 @@ import struct
 from datetime import datetime
 from typing import Any
 
+import attrs
 import psycopg2.errors
-from msgspec import Struct
 from psycopg2.extensions import (
     TRANSACTION_STATUS_INERROR,
     TRANSACTION_STATUS_INTRANS,
@@ -37,7 +37,8 @@ RETRY_INTERVAL = 0.5
 _log = Logger()
 
 
-class LockSession(Struct, frozen=True):
+@attrs.frozen
+class LockSession:
     """The session that holds the lock, as PostgreSQL shows it."""
 
     pid: int

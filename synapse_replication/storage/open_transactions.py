@@ -27,8 +27,6 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import attrs
-from msgspec import Struct
-from msgspec.structs import replace
 from twisted.logger import Logger
 
 from synapse_replication.storage import queries
@@ -52,7 +50,8 @@ _END_OF_FIRST_WORDS = re.compile(r"['\"($0-9\x00-\x1f]|E'")
 _MAX_FIRST_WORDS = 60
 
 
-class Session(Struct, frozen=True):
+@attrs.frozen
+class Session:
     """A database session with an open transaction.
 
     :ivar open_for: the age of the transaction in s; ``None`` if this role may not see
@@ -79,7 +78,7 @@ class Session(Struct, frozen=True):
         if self.open_for is None:
             return self
         blocker = None if self.blocker is None else self.blocker.after(seconds)
-        return replace(self, open_for=self.open_for + seconds, blocker=blocker)
+        return attrs.evolve(self, open_for=self.open_for + seconds, blocker=blocker)
 
     def describe(self) -> str:
         """Return a description in one line."""
@@ -145,7 +144,7 @@ def find_session(
 
 def _with_blocker(txn: Any, session: Session, seen: set[int]) -> Session:
     """Return a session with the one that must end before it can go on."""
-    session = replace(session, query=_first_words(session.query))
+    session = attrs.evolve(session, query=_first_words(session.query))
     seen.add(session.pid)
     if not session.blocked_by:
         return session
@@ -155,7 +154,7 @@ def _with_blocker(txn: Any, session: Session, seen: set[int]) -> Session:
         # In a deadlock, they wait for each other until PostgreSQL ends one of them.
         if blocker.pid not in seen:
             found = _with_blocker(txn, blocker, seen)
-            return replace(session, blocker=found.blocker or found)
+            return attrs.evolve(session, blocker=found.blocker or found)
     return session
 
 

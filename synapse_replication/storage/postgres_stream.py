@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol, TypeAlias
 
+import attrs
 import psycopg2
-from msgspec.structs import replace
 
 from synapse_replication.errors import (
     CatchUpError,
@@ -239,7 +239,7 @@ class PostgresStream:
                 self._allocated = max(self._allocated, last)
             if upto_token <= last + distance:
                 return page
-            return replace(page, last_token=last)
+            return attrs.evolve(page, last_token=last)
         except psycopg2.Error as error:
             raise CatchUpError(
                 f"rows of {name} written by {instance_name} in ({from_token}, "

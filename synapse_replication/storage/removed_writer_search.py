@@ -29,7 +29,6 @@ from typing import Any
 
 import attrs
 import psycopg2
-from msgspec import Struct
 from twisted.logger import Logger
 
 from synapse_replication.errors import CatchUpError
@@ -56,7 +55,8 @@ WALKED_ROWS = 100_000
 REMOVED_WRITERS_LOOK_BACK = 1_000_000
 
 
-class WriterSurvey(Struct, frozen=True):
+@attrs.frozen
+class WriterSurvey:
     """The state of a stream's writers in the database; ids are distances from zero.
 
     :ivar upto: the value of the sequence, which was read before everything else.

@@ -29,8 +29,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from msgspec import Struct
-from msgspec.structs import replace
+import attrs
 
 from synapse_replication.storage.queries import id_expressions, identifier
 from synapse_replication.streams.id_column import IdColumn
@@ -43,7 +42,8 @@ from synapse_replication.streams.standard.registry import (
 from synapse_replication.streams.table import TableStream
 
 
-class LookupJoin(Struct, frozen=True):
+@attrs.frozen
+class LookupJoin:
     """A column about an event that is joined from a further table.
 
     :ivar alias: the further table's alias in expressions.
@@ -76,7 +76,8 @@ class LookupJoin(Struct, frozen=True):
         )
 
 
-class RowQuery(Struct, frozen=True, kw_only=True):
+@attrs.frozen(kw_only=True)
+class RowQuery:
     """A query for the rows of a stream, or for some of them.
 
     :ivar ids: the table, and its columns with the ids and the writers.
@@ -310,9 +311,11 @@ def _query_of(stream: StandardStream, table: RowTable) -> RowQuery:
         distinct=table.distinct,
     )
     if table.ids.table == "events":
-        return replace(query, alias="e", details=_ABOUT_EVENT)
+        return attrs.evolve(query, alias="e", details=_ABOUT_EVENT)
     if table.ids.table == "ex_outlier_stream":
-        return replace(query, alias="page", joined=_JOINED_EVENT, details=_ABOUT_EVENT)
+        return attrs.evolve(
+            query, alias="page", joined=_JOINED_EVENT, details=_ABOUT_EVENT
+        )
     return query
 
 

@@ -18,7 +18,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from msgspec import Struct
+import attrs
 from psycopg2.extensions import parse_dsn
 
 from synapse_replication.errors import CatchUpError, DatabaseBehindError, excerpt
@@ -50,7 +50,8 @@ def knowledge_sql(
     return f"SELECT {columns}, " + SQL["knowledge"].format(stored=stored)
 
 
-class Knowledge(Struct, frozen=True):
+@attrs.frozen
+class Knowledge:
     """What a snapshot knows about the writers of a stream.
 
     :ivar is_standby: whether the database is in recovery.
@@ -85,7 +86,8 @@ class Knowledge(Struct, frozen=True):
         )
 
 
-class DatabaseRole(Struct, frozen=True):
+@attrs.frozen
+class DatabaseRole:
     """How a database can be used.
 
     :ivar is_standby: whether it is in recovery.

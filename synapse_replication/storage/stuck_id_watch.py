@@ -21,8 +21,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import attrs
-from msgspec import Struct
-from msgspec.structs import replace
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
@@ -66,7 +64,8 @@ class StreamIds(Protocol):
         """Return the transactions whose COMMIT was not answered, oldest first."""
 
 
-class _Unfinished(Struct):
+@attrs.define
+class _Unfinished:
     """An id that limits the positions of a stream.
 
     :ivar stuck: the id; its age is computed later.
@@ -83,10 +82,10 @@ class _Unfinished(Struct):
 
     def describe(self, now: float) -> StuckId:
         """Return the stuck id as it is now."""
-        stuck = replace(self.stuck, age=now - self.since)
+        stuck = attrs.evolve(self.stuck, age=now - self.since)
         if self.session is not None:
             session = self.session.after(now - self.answered).describe()
-            return replace(stuck, session=session, hint=self.session.hint())
+            return attrs.evolve(stuck, session=session, hint=self.session.hint())
         return stuck
 
 
@@ -118,7 +117,7 @@ class StuckIdWatch:
             lost = ids.lost_answers()
             if lost and found[1] == ids.instance_name:
                 known.session = None
-                known.stuck = replace(
+                known.stuck = attrs.evolve(
                     known.stuck, session=lost[0].describe(), hint=lost[0].hint()
                 )
             elif now - known.since >= STUCK_AFTER and now - known.asked >= ASK_INTERVAL:
@@ -159,4 +158,4 @@ class StuckIdWatch:
                 "which releases its ids."
             )
             unfinished.session, unfinished.answered = session, self._clock.seconds()
-        unfinished.stuck = replace(stuck, session=described, hint=hint)
+        unfinished.stuck = attrs.evolve(stuck, session=described, hint=hint)

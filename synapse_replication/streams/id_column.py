@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from msgspec import Struct
+import attrs
 
 
-class IdColumn(Struct, frozen=True):
+@attrs.frozen
+class IdColumn:
     """A column that stores ids of a stream.
 
     :ivar table: the table, optionally qualified by its schema.

@@ -30,7 +30,6 @@ from typing import Any
 
 import attrs
 from msgspec import Struct
-from msgspec.structs import replace
 
 from synapse_replication.errors import (
     CatchUpError,
@@ -317,7 +316,7 @@ class MemoryStream:
         page = read_page(found, from_token, reached, self._page_rows)
         if last_token < upto_token:
             # The reader requests tokens that do not exist, for instance after a reset.
-            return replace(page, last_token=last_token)
+            return attrs.evolve(page, last_token=last_token)
         return page
 
     def is_plausible(self, instance_name: str, token: int) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias, overload, runtime_checkable
 
-from msgspec import Struct
+import attrs
 
 from synapse_replication.streams.rows import RowCodec, decode_json
 from synapse_replication.streams.tokens import MultiWriterStreamToken, PersistedPosition
@@ -63,7 +63,8 @@ class EncodedUpdates(Sequence[tuple[int, JsonValue]]):
         return f"EncodedUpdates({list(self)!r})"
 
 
-class StreamUpdateResult(Struct, frozen=True):
+@attrs.frozen
+class StreamUpdateResult:
     """The rows of one writer between two of its tokens.
 
     :ivar updates: ``(token, row)`` pairs in ascending order of token; tokens on the
@@ -96,7 +97,8 @@ UpdateFunction: TypeAlias = Callable[
 ]
 
 
-class StreamDescription(Struct, frozen=True):
+@attrs.frozen
+class StreamDescription:
     """The properties of a stream that are the same in every process.
 
     :ivar name: the name on the wire.
@@ -194,7 +196,8 @@ class AcknowledgedStream(Protocol):
         """
 
 
-class RemovedWriter(Struct, frozen=True):
+@attrs.frozen
+class RemovedWriter:
     """A writer that does not announce its rows any more.
 
     :ivar upto_token: the token up to which its rows must be fetched. No row at or below
@@ -223,7 +226,8 @@ class DrainableStream(Protocol):
         """
 
 
-class PositionedRow(Struct, frozen=True):
+@attrs.frozen
+class PositionedRow:
     """A row and its position.
 
     :ivar position: the row's writer and id.
@@ -234,7 +238,8 @@ class PositionedRow(Struct, frozen=True):
     row: Any
 
 
-class RowsBetween(Struct, frozen=True):
+@attrs.frozen
+class RowsBetween:
     """One page of the rows between two tokens.
 
     :ivar rows: ascending by id; in a stream held in memory, whose writers count

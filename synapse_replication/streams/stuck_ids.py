@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from msgspec import Struct
+import attrs
 
 
-class StuckId(Struct, frozen=True):
+@attrs.frozen
+class StuckId:
     """An id that delays the persisted-up-to position of all writers of its stream.
 
     :ivar stream_name: the stream's name on the wire.

@@ -11,7 +11,6 @@ from typing import Any
 
 import attrs
 import psycopg2
-from msgspec.structs import replace
 from twisted.internet.task import deferLater
 
 from synapse_replication.app.host import StandaloneHost
@@ -460,7 +459,7 @@ class Process:
         result = await stream.get_updates_since(instance_name, from_token, upto_token)
         await deferLater(self.reactor, self.cluster.network.latency(self.name))
         if process.backlog is not None and self.backlog is not None:
-            return replace(result, epoch=process.host.identity.instance_id)
+            return attrs.evolve(result, epoch=process.host.identity.instance_id)
         return result
 
     async def _ask_backlog(

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from random import Random
 
 import attrs
-from msgspec.structs import replace
 
 from synapse_replication.streams.stream import StreamDescription
 from synapse_replication.streams.table import TableStream
@@ -96,7 +95,7 @@ def describe(table: TableStream) -> StreamDescription:
     """Return the description of a stream in a table."""
     if table.name != CACHES:
         return table.description
-    return replace(
+    return attrs.evolve(
         table.description,
         idempotent=True,
         resettable=True,

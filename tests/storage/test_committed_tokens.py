@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import attrs
 import psycopg2
-from msgspec.structs import replace
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.storage import committed_tokens
@@ -45,7 +45,7 @@ class TokenReaderTests(PostgresMixin, SynchronousTestCase):
 
     def test_newest(self) -> None:
         """The newest tokens take the place of positions that are not stored."""
-        stream = replace(FOOBAR, writers=())
+        stream = attrs.evolve(FOOBAR, writers=())
         self.reader = TokenReader({"foo": stream})
         self.assertEqual(self.read().newest, {}, "no index finds the writers")
         self.sql("CREATE INDEX ON foobar (instance_name, stream_id)")
@@ -57,7 +57,7 @@ class TokenReaderTests(PostgresMixin, SynchronousTestCase):
     def test_missing_table(self) -> None:
         """The tables that exist are looked up until a read succeeds, then once."""
         tables = (*FOOBAR.tables, IdColumn("missing", "stream_id", "instance_name"))
-        self.reader = TokenReader({"foo": replace(FOOBAR, tables=tables)})
+        self.reader = TokenReader({"foo": attrs.evolve(FOOBAR, tables=tables)})
         self.sql("ALTER TABLE stream_positions RENAME TO missing")
         self.assertRaises(psycopg2.Error, self.read)
         self.sql("ALTER TABLE missing RENAME TO stream_positions")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from msgspec.structs import replace
+import attrs
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import StorageError, StreamConfigurationError
@@ -25,7 +25,7 @@ FOOBAR = IdStream(
     tables=(IdColumn("foobar", "stream_id", "instance_name"),),
     writers=("first", "second"),
 )
-NEGATIVE = replace(FOOBAR, negative=True)
+NEGATIVE = attrs.evolve(FOOBAR, negative=True)
 
 
 class PositionsTests(PostgresMixin, SynchronousTestCase):
@@ -225,14 +225,14 @@ class PositionsTests(PostgresMixin, SynchronousTestCase):
 
     def test_absent_stream(self) -> None:
         """A stream without its sequence is reported as absent and not as a problem."""
-        stream = replace(FOOBAR, sequence="newer_seq")
+        stream = attrs.evolve(FOOBAR, sequence="newer_seq")
         report = self.examine(stream)
         self.assertEqual(report.problems, [])
         self.assertIsNone(report.streams[0].sequence_value)
 
     def test_without_declared_writers(self) -> None:
         """The positions of a stream without declared writers are ignored."""
-        undeclared = replace(FOOBAR, writers=())
+        undeclared = attrs.evolve(FOOBAR, writers=())
         self.assertEqual(self.examine(undeclared).streams[0].writers, [])
 
     def test_no_rows(self) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 
+import attrs
 import psycopg2
 import psycopg2.extensions
-from msgspec.structs import replace
 from twisted.logger import capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -216,8 +216,8 @@ class FindSessionTests(_OpenTransactionsTestCase):
     """Sessions with open transactions, which count as old immediately."""
 
     def find(self) -> Session | None:
-        missing = replace(FOOBAR.tables[0], table="missing")
-        stream = replace(FOOBAR, tables=[*FOOBAR.tables, missing])
+        missing = attrs.evolve(FOOBAR.tables[0], table="missing")
+        stream = attrs.evolve(FOOBAR, tables=[*FOOBAR.tables, missing])
         with self.connection.cursor() as cursor:
             return find_session(cursor, stream, open_for=0)
 

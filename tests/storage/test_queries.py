@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from msgspec.structs import replace
+import attrs
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.storage import queries
@@ -59,7 +59,7 @@ class ColumnNamesTests(PostgresMixin, SynchronousTestCase):
         with self.connection.cursor() as cursor:
             found = greatest_ids(cursor, _STREAM, _COLUMN, writers)
             self.assertEqual(found, {"a": 3, "b": 2})
-            stream = replace(_STREAM, negative=True)
+            stream = attrs.evolve(_STREAM, negative=True)
             found = greatest_ids(cursor, stream, _COLUMN, writers)
             self.assertEqual(found, {"a": 5, "b": 4, "c": 6})
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+import attrs
 import psycopg2
-from msgspec.structs import replace
 from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 MANY = 300_000
 
-MOVED_STREAM = replace(FOOBAR, writers=("new",))
+MOVED_STREAM = attrs.evolve(FOOBAR, writers=("new",))
 
 
 class RemovedWritersTestCase(PostgresMixin, SynchronousTestCase):
@@ -118,7 +118,7 @@ class SurveyWritersTests(RemovedWritersTestCase):
         self.write_rows("old", -2, -3)
         self.set_sequence(3)
         self.store(new=-3)
-        stream = replace(MOVED_STREAM, negative=True)
+        stream = attrs.evolve(MOVED_STREAM, negative=True)
         self.check_each_index(
             lambda: self.assertEqual(
                 self.survey({"old": 2}, stream=stream).greatest, {"old": 3}
@@ -177,7 +177,7 @@ class SurveyWritersTests(RemovedWritersTestCase):
         )
         self.set_sequence(MANY)
         self.store(new=MANY)
-        stream = replace(MOVED_STREAM, writers=("new", "newer"))
+        stream = attrs.evolve(MOVED_STREAM, writers=("new", "newer"))
         for index in ("stream_id", "instance_name, stream_id"):
             self.sql(f"CREATE INDEX big ON foobar ({index}); ANALYZE foobar")
             with self.connection.cursor() as cursor:
@@ -231,7 +231,7 @@ class RemovedWriterFinderTests(RemovedWritersTestCase):
 
     def test_writer_declared_again(self) -> None:
         """A writer that is declared again is no longer reported."""
-        stream = replace(MOVED_STREAM, writers=("old", "new"))
+        stream = attrs.evolve(MOVED_STREAM, writers=("old", "new"))
         finder = self.make_finder(self.handled, stream=stream)
         self.write_rows("old", 6)
         self.set_sequence(6)
@@ -303,7 +303,7 @@ class RemovedWriterFinderTests(RemovedWritersTestCase):
 
     def test_no_declared_writers(self) -> None:
         """Without declared writers no writer counts as removed."""
-        finder = self.make_finder(self.handled, stream=replace(FOOBAR, writers=()))
+        finder = self.make_finder(self.handled, stream=attrs.evolve(FOOBAR, writers=()))
         self.write_rows("old", 6)
         found = self.successResultOf(Deferred.fromCoroutine(finder.find()))
         self.assertEqual(found, {})

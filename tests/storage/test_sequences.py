@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from msgspec.structs import replace
+import attrs
 from twisted.logger import capturedLogs
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -50,7 +50,7 @@ class LoadPositionsTests(PostgresMixin, SynchronousTestCase):
     def test_sequence_that_begins_later(self) -> None:
         """If the sequence is set to begin at 100, its only writer starts at 99."""
         self.sql("SELECT setval('foobar_seq', 100, false)")
-        only = replace(FOOBAR, writers=("first",))
+        only = attrs.evolve(FOOBAR, writers=("first",))
         self.assertEqual(self.load("first", only).announced, 99)
 
     def test_rows_without_stored_position(self) -> None:
@@ -77,7 +77,7 @@ class LoadPositionsTests(PostgresMixin, SynchronousTestCase):
         self.write_rows("first", 2, 3)
         self.write_rows("second", 4, 5, 7)
         self.set_sequence(7)
-        stream = replace(FOOBAR, writers=("first", "second", "new"))
+        stream = attrs.evolve(FOOBAR, writers=("first", "second", "new"))
         self.assertEqual(self.load("new", stream).persisted_upto, 5)
         self.assertEqual(self.stored(), {"first": 3, "second": 7, "new": 7})
 
@@ -113,7 +113,7 @@ class LoadPositionsTests(PostgresMixin, SynchronousTestCase):
         self.store(first=5)
         self.write_rows("first", 5)
         self.set_sequence(9)
-        only = replace(FOOBAR, writers=("first",))
+        only = attrs.evolve(FOOBAR, writers=("first",))
         self.assertEqual(self.load("first", only).persisted_upto, 9)
         # With two writers, either may have the ids in flight.
         self.store(second=4)
@@ -166,7 +166,7 @@ class LoadPositionsTests(PostgresMixin, SynchronousTestCase):
         """
         A sequence is moved forward only by a plausible distance, unless it is new.
         """
-        stream = replace(FOOBAR, plausible_distance=10)
+        stream = attrs.evolve(FOOBAR, plausible_distance=10)
         for stands_at, row, is_raised in (
             (8, 18, True),
             (18, 29, False),
@@ -231,7 +231,7 @@ class LoadPositionsTests(PostgresMixin, SynchronousTestCase):
     def test_plausible_distance(self) -> None:
         """A position is believed up to the plausible distance and not beyond it."""
         most = 2 * MAX_SKIPPED_IDS
-        stream = replace(FOOBAR, plausible_distance=most)
+        stream = attrs.evolve(FOOBAR, plausible_distance=most)
         for position, seen in ((5 + most, 5 + most), (6 + most, 5)):
             self.sql("DELETE FROM stream_positions")
             self.store(first=position, second=4)
@@ -260,7 +260,7 @@ class LoadPositionsTests(PostgresMixin, SynchronousTestCase):
 
     def test_row_at_a_plausible_distance(self) -> None:
         """The error calls a row suspect only beyond the plausible distance."""
-        stream = replace(FOOBAR, plausible_distance=10)
+        stream = attrs.evolve(FOOBAR, plausible_distance=10)
         self.set_sequence(5)
         for row, is_suspect in ((15, False), (16, True)):
             self.write_rows("first", row)
@@ -270,7 +270,7 @@ class LoadPositionsTests(PostgresMixin, SynchronousTestCase):
 
     def test_negative(self) -> None:
         """A stream that counts down ignores rows and positions of the wrong sign."""
-        stream = replace(FOOBAR, negative=True)
+        stream = attrs.evolve(FOOBAR, negative=True)
         self.write_rows("first", -2, -3, 12)
         self.store(first=-3, second=5)
         self.set_sequence(4)
@@ -287,7 +287,7 @@ class LoadPositionsTests(PostgresMixin, SynchronousTestCase):
         self.store(first=2)
         self.write_rows("first", 3)
         self.set_sequence(6)
-        undeclared = replace(FOOBAR, writers=())
+        undeclared = attrs.evolve(FOOBAR, writers=())
         self.assertEqual(self.load("first", undeclared).all_positions(), {"first": 6})
         self.assertEqual(self.stored(), {"first": 2})
 
@@ -354,7 +354,7 @@ class FetchIdsTests(PostgresMixin, SynchronousTestCase):
         with self.connection.cursor() as cursor:
             return fetch_ids(
                 cursor,
-                replace(FOOBAR, plausible_distance=10),
+                attrs.evolve(FOOBAR, plausible_distance=10),
                 count,
                 lambda ids: [id_ for id_ in ids if id_ > known],
                 known,

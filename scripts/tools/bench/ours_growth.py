@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from msgspec.structs import replace
+import attrs
 from twisted.internet.task import Clock
 from twisted.internet.testing import StringTransport
 
@@ -118,7 +118,7 @@ def streams(size: int) -> dict[str, float]:
     sources = []
     for number in range(size):
         source = PositionedSource([WRITER])
-        source.description = replace(source.description, name=f"stream{number}")
+        source.description = attrs.evolve(source.description, name=f"stream{number}")
         sources.append(source)
 
     def line_of(token: int) -> bytes:

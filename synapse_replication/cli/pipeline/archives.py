@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 import click
-import msgspec
 
 from synapse_replication.cli.common import command
 from synapse_replication.cli.pipeline import options
@@ -276,7 +275,15 @@ def purge_command(
         progress.begin("open the archive")
         days = purge_archive(archive, before.date(), progress, dry_run=dry_run)
     if as_json:
-        described = msgspec.to_builtins(days)
+        described = [
+            {
+                "stream": day.stream,
+                "day": day.day.isoformat(),
+                "rows": day.rows,
+                "bytes": day.size,
+            }
+            for day in days
+        ]
         click.echo(json.dumps({"purged": not dry_run, "days": described}))
         return
     for day in days:

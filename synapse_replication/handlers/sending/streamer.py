@@ -32,7 +32,7 @@ import random
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 
-from msgspec import Struct
+import attrs
 from msgspec.structs import replace
 from twisted.internet.defer import Deferred
 
@@ -59,7 +59,8 @@ _DESCRIPTION = "replication_streamer"
 _TASK = BackgroundTask(_DESCRIPTION)
 
 
-class StreamerOptions(Struct, frozen=True):
+@attrs.frozen
+class StreamerOptions:
     """Options of a streamer.
 
     :ivar announce_interval: the interval at which idle streams are checked, in s.

@@ -21,7 +21,6 @@ import attrs
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable
 from deltalake.exceptions import CommitFailedError, DeltaError
-from msgspec import Struct
 
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.archive.files import ArchivedFile, files_of
@@ -45,8 +44,9 @@ _ENDS: Final = [("stream_id", "min"), ("stream_id", "max")]
 _LOW, _HIGH = "stream_id_min", "stream_id_max"
 
 
-class OldDay(Struct, frozen=True, rename={"size": "bytes"}):
-    """A day whose rows are to be removed from a table; also its form in JSON.
+@attrs.frozen
+class OldDay:
+    """A day whose rows are to be removed from a table.
 
     :ivar stream: the name of the stream; ``None`` for the table of recorded
         commands.

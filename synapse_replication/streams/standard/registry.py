@@ -19,7 +19,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from msgspec import Struct
+import attrs
 
 from synapse_replication.data_files import read_table
 from synapse_replication.streams.id_column import IdColumn
@@ -32,7 +32,8 @@ _FOLDER = Path(__file__).parent
 MAIN_INSTANCE = "master"
 
 
-class RowTable(Struct, frozen=True):
+@attrs.frozen
+class RowTable:
     """A table with ids of a stream.
 
     :ivar ids: the column of the ids, and that of the writers.
@@ -51,7 +52,8 @@ class RowTable(Struct, frozen=True):
     distinct: bool
 
 
-class StandardStream(Struct, frozen=True, kw_only=True):
+@attrs.frozen(kw_only=True)
+class StandardStream:
     """One of the streams that every Synapse deployment has.
 
     :ivar name: the name on the wire.

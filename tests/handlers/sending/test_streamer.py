@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from msgspec.structs import replace
+import attrs
 
 from synapse_replication.errors import CatchUpError
 from synapse_replication.handlers.events import DiscardReason
@@ -137,7 +137,7 @@ class ReplicationStreamerTests(StreamerTestCase):
 
     def test_reset_in_running_process(self) -> None:
         """A stream that is reset in a running process announces its position."""
-        self.events.description = replace(self.events.description, resettable=True)
+        self.events.description = attrs.evolve(self.events.description, resettable=True)
         self.write(7, "a")
         self.connection.take()
         self.events.local_token = 2
@@ -146,7 +146,7 @@ class ReplicationStreamerTests(StreamerTestCase):
 
     def test_idle_resettable_stream(self) -> None:
         """A resettable stream announces nothing while its position is unchanged."""
-        self.events.description = replace(self.events.description, resettable=True)
+        self.events.description = attrs.evolve(self.events.description, resettable=True)
         self.write(7, "a")
         self.connection.take()
         self.host.notifier.notify()
@@ -154,7 +154,7 @@ class ReplicationStreamerTests(StreamerTestCase):
 
     def test_another_stream_advances(self) -> None:
         """A resettable stream announces nothing because another stream advanced."""
-        self.events.description = replace(self.events.description, resettable=True)
+        self.events.description = attrs.evolve(self.events.description, resettable=True)
         self.write(7, "a")
         self.connection.take()
         self.caches.is_guess = True
@@ -286,7 +286,7 @@ class ReplicationStreamerTests(StreamerTestCase):
     def test_resettable_stream_is_fetched_per_slice(self) -> None:
         """For a resettable stream, each slice is fetched when it is sent."""
         self.build(StreamerOptions(max_rows=2))
-        self.events.description = replace(self.events.description, resettable=True)
+        self.events.description = attrs.evolve(self.events.description, resettable=True)
         for token in range(1, 5):
             self.events.persist("w", token, [str(token)])
         self.host.notifier.notify()

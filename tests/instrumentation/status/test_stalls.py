@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from msgspec.structs import replace
+import attrs
 from twisted.internet.task import Clock
 from twisted.logger import Logger, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
@@ -73,7 +73,7 @@ class StallLogTests(SynchronousTestCase):
         stuck = StuckId("events", 7, "w1", 15.0)
         self.observer.stuck_ids = lambda: [stuck]
         self.assertEqual(self.lines(10), [])
-        stuck = replace(stuck, session="session 12, idle", hint="End it.")
+        stuck = attrs.evolve(stuck, session="session 12, idle", hint="End it.")
         (line,) = self.lines(60)
         self.assertIn("id 7 of events, written by w1, is not finished for 15 s", line)
         self.assertIn("session 12, idle. End it. (See the runbook", line)

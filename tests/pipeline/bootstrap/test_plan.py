@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 import attrs
-from msgspec.structs import replace
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import PipelineError
@@ -45,7 +44,7 @@ def state(
     stored: Mapping[str, int] = MappingProxyType({}), *, negative: bool = False
 ) -> StreamState:
     """Return the state of the stream with these stored positions."""
-    stream = replace(STATE.stream, negative=negative)
+    stream = attrs.evolve(STATE.stream, negative=negative)
     writers = [WriterState(name, True, id_, 0) for name, id_ in stored.items()]
     return attrs.evolve(STATE, stream=stream, writers=writers)
 

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 
 import attrs
 import psycopg2
-from msgspec.structs import replace
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import PipelineError
@@ -127,8 +126,8 @@ class PositionStoreTests(SynchronousTestCase):
         )
         (state,) = states
         (column,) = state.stream.tables
-        tables = (replace(column, writer_column=None),)
-        nameless = attrs.evolve(state, stream=replace(state.stream, tables=tables))
+        tables = (attrs.evolve(column, writer_column=None),)
+        nameless = attrs.evolve(state, stream=attrs.evolve(state.stream, tables=tables))
         self.assertEqual(
             list(read_farthest(self.cursor, [nameless])),
             [("orders", "orders", None, 250)],
