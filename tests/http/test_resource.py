@@ -85,8 +85,9 @@ class ReplicationResourceTests(SynchronousTestCase):
         self.assertEqual(self.events.fetches, [("writer1", 1, 9)])
 
     def test_repeated(self) -> None:
-        """A repeated request gets the same response."""
+        """A repeated request gets the same response, read from the stream again."""
         self.assertEqual(self.send_request(), self.send_request())
+        self.assertEqual(self.events.fetches, [("writer1", 1, 9)] * 2)
 
     def test_empty_range(self) -> None:
         """A range that ends before it begins has no rows, and its end is echoed."""
