@@ -322,6 +322,41 @@ class LineLengthTests(SynchronousTestCase):
                 self.assertLessEqual(len(line), 88, f"{page.name}:{number}: {line}")
 
 
+def named_tests(text: str) -> list[str]:
+    """Return the names of tests in a text.
+
+    :raises AssertionError: if one of the tests does not exist.
+    """
+    names = re.findall(r"``(tests(?:\.\w+){3,})``", text)
+    for name in names:
+        module, case, method = name.rsplit(".", 2)
+        test = getattr(
+            getattr(importlib.import_module(module), case, None), method, None
+        )
+        assert callable(test), f"there is no test {name}"
+    return names
+
+
+class PromisesTests(SynchronousTestCase):
+    def test_each_has_a_test(self) -> None:
+        """Each promise of the page names at least one test that exists."""
+        page = (ROOT / "docs" / "promises.rst").read_text()
+        promises = [
+            cells
+            for row in page.split("\n   * - ")[1:]
+            if (cells := row.partition("\n     - "))[0] != "promise"
+        ]
+        self.assertGreater(len(promises), 200)
+        for promise, _, tests in promises:
+            self.assertTrue(named_tests(tests), promise)
+
+    def test_each_once(self) -> None:
+        """No promise is listed twice."""
+        page = (ROOT / "docs" / "promises.rst").read_text()
+        promises = re.findall(r"^   \* - ((?!promise$).+)$", page, re.MULTILINE)
+        self.assertEqual(len(promises), len(set(promises)))
+
+
 class FailureModesTests(SynchronousTestCase):
     def test_tests_exist(self) -> None:
         """Every test that the page, or the one on security, names exists."""
@@ -329,12 +364,7 @@ class FailureModesTests(SynchronousTestCase):
             ROOT / "docs" / f"{name}.rst" for name in ("failure-modes", "security")
         ]
         texts = "".join(page.read_text() for page in pages)
-        named = re.findall(r"``(tests(?:\.\w+){3,})``", texts)
-        self.assertGreater(len(named), 150)
-        for name in named:
-            module, case, method = name.rsplit(".", 2)
-            test = getattr(importlib.import_module(module), case)
-            self.assertTrue(callable(getattr(test, method)), name)
+        self.assertGreater(len(named_tests(texts)), 150)
 
     def test_references_in_code(self) -> None:
         """
