@@ -45,6 +45,7 @@ from synapse_replication.errors import (
 )
 from synapse_replication.extras import explain_missing
 from synapse_replication.handlers.data_handler import (
+    AdvancingStream as AdvancingStream,
     ReplicationDataHandler as ReplicationDataHandler,
 )
 from synapse_replication.handlers.events import (
