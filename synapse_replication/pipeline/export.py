@@ -26,10 +26,6 @@ from synapse_replication.pipeline.spark.session import SparkJob, spark_errors_sh
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-#: The number of rows up to which Java's optimising compiler would cost more than it
-#: saves.
-_FEW_ROWS: Final = 500_000
-
 #: Spark's format of times in csv and jsonl.
 _TIMES: Final = "yyyy-MM-dd'T'HH:mm:ss.SSS'Z'"
 
@@ -58,7 +54,7 @@ def export_rows(
     folder = path_of_new_folder(out)
     snapshot = open_snapshot(archive).intact()
     rows = _rows(snapshot, stream)
-    spark.start(few_rows=rows.ids <= _FEW_ROWS)
+    spark.start(rows.ids)
     path = f"rows.{format_}"
     with created_atomically(folder) as temporary, _explained(where, rows.schema):
         frame = rows.frame(spark())

@@ -284,7 +284,7 @@ class _ArchiveJob:
             return writer.close()
 
         store.create()
-        self._spark.start(few_rows=True)
+        self._spark.start(0)
         self._report("starting Spark")
         written = run_tasks(write, scan.tasks, self._spark())
         return [file for files in written for file in files]

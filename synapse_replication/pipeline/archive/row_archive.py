@@ -108,7 +108,7 @@ class RowsArchiver:
             # Without this, tasks would find out.
             self._store.create()
             # Rows are read and written in Python, so that Java has little to do.
-            self._spark.start(few_rows=True)
+            self._spark.start(0)
             self._report(f"{left:,} ids to archive; starting Spark")
             session = self._spark()
             for batch in batches_of(plan, self._limit(session)):

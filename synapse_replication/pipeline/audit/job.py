@@ -45,9 +45,6 @@ if TYPE_CHECKING:
 #: The number of steps of :func:`audited`.
 AUDIT_STEPS: Final = 2
 
-#: The number of rows and lines up to which a job takes a few seconds.
-_FEW_ROWS: Final = 500_000
-
 #: The columns of rows by which ids are compared.
 _KEYS: Final = ("instance_name", "stream_id", "row_index")
 
@@ -75,12 +72,12 @@ def run_audit(
         or ``out`` cannot be written.
     """
     archived = None if archive is None else open_snapshot(archive)
-    few_rows = has_few_rows(settings, archived, recordings)
+    rows = count_rows(settings, archived, recordings)
     with (
         JobProgress(sys.stderr, AUDIT_STEPS) as progress,
         spark_job("synapse-replication audit", master=master, progress=progress) as job,
     ):
-        job.start(few_rows=few_rows)
+        job.start(rows)
         found = audited(
             settings,
             recordings=recordings,
@@ -95,12 +92,12 @@ def run_audit(
     return show(found, sys.stdout)
 
 
-def has_few_rows(
+def count_rows(
     settings: PipelineSettings | None,
     archive: Snapshot | None,
     recordings: Sequence[str | os.PathLike[str]],
-) -> bool:
-    """Return whether a job ends so soon that Java's optimisations would not pay off.
+) -> int:
+    """Return about how many rows and lines the job of an audit or report reads.
 
     :raises PipelineError: if the database or a recording cannot be read.
     """
@@ -108,7 +105,7 @@ def has_few_rows(
     ids = sum(each.reach for each in streams.values() if each.persisted)
     archived = 0 if archive is None else sum(file.row_count for file in archive.files)
     lines = scan_recordings(recordings).ids
-    return ids + archived + lines <= _FEW_ROWS
+    return ids + archived + lines
 
 
 def audited(

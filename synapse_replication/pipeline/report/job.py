@@ -15,7 +15,7 @@ from markupsafe import Markup, escape
 from synapse_replication import __version__
 from synapse_replication.pipeline.archive.snapshot import Snapshot, open_snapshot
 from synapse_replication.pipeline.audit.findings import REMEDIES, read_findings
-from synapse_replication.pipeline.audit.job import AUDIT_STEPS, audited, has_few_rows
+from synapse_replication.pipeline.audit.job import AUDIT_STEPS, audited, count_rows
 from synapse_replication.pipeline.progress import JobProgress
 from synapse_replication.pipeline.recorded_lines import lines_frame
 from synapse_replication.pipeline.report import counts
@@ -66,12 +66,12 @@ def run_report(
     folder = path_of_new_folder(out)
     archived = open_snapshot(archive) if archive else None
     given = None if findings is None else read_findings(findings)
-    few_rows = has_few_rows(settings, archived, recordings)
+    rows = count_rows(settings, archived, recordings)
     audits = settings is not None and findings is None and with_audit
     name, steps = "synapse-replication report", _STEPS + AUDIT_STEPS * audits
     with JobProgress(sys.stderr, steps) as progress:
         with spark_job(name, master=master, progress=progress) as spark:
-            spark.start(few_rows=few_rows)
+            spark.start(rows)
             if audits:
                 assert settings is not None
                 # Audit the version of the archive that the rest of the report uses.

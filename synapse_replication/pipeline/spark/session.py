@@ -41,8 +41,12 @@ if TYPE_CHECKING:
 _SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
 _ADAPTIVE = "spark.sql.adaptive.enabled"
 
-#: For a job of a few seconds: compiling queries would take longer than running them.
-_FEW_ROWS_SETTINGS = {
+#: The number of rows up to which compiling a query, and planning it again after each of
+#: its stages, takes longer than running it.
+_SHORT = 500_000
+
+#: The settings of such a query.
+_SHORT_SETTINGS = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
 }
@@ -82,22 +86,23 @@ class _Session:
         self._app_name = app_name
         self._master = master
         self._settings = settings
-        self._few_rows = False
+        self._is_short = False
         self._options: dict[str, str] = {}
         self._start: JavaStart | None = None
         self._made: SparkSession | None = None
 
-    def start_java(self, *, few_rows: bool = False, is_job: bool = False) -> None:
+    def start_java(self, rows: int | None = None, *, is_job: bool = False) -> None:
         """Begin to start Java, unless it is running; return at once.
 
+        :param rows: see :meth:`SparkJob.start`.
         :param is_job: whether :meth:`end` will be called.
         """
         if self._start is not None or _is_running():
             return
-        self._few_rows = few_rows
+        self._is_short = rows is not None and rows <= _SHORT
         options = {"spark.app.name": self._app_name, **_settings()}
-        if few_rows:
-            options |= _FEW_ROWS_SETTINGS
+        if self._is_short:
+            options |= _SHORT_SETTINGS
         options |= self._settings
         home = spark_home()
         user = UserSettings.read(home)
@@ -106,7 +111,9 @@ class _Session:
         check_master(user.master(self._master))
         # Executors start the Python of this path, unless the user has set another one.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-        self._start = JavaStart(home, options, user, few_rows=few_rows, is_job=is_job)
+        self._start = JavaStart(
+            home, options, user, is_short=self._is_short, is_job=is_job
+        )
         self._options = options
 
     def get(self) -> SparkSession:
@@ -142,16 +149,16 @@ class _Session:
             ) from error
         if not existed:
             self._made = session
-        if not session.sparkContext.getConf().contains(_SHUFFLE_PARTITIONS):
+        given = session.sparkContext.getConf()
+        if not given.contains(_SHUFFLE_PARTITIONS):
             # With Spark's default of 200, most tasks would be empty, and starting them
             # would cost more than the work. Queries over more data set a larger number.
             tasks = 2 * session.sparkContext.defaultParallelism
-            if self._few_rows:
-                # Planning costs more than the work, and adaptive execution plans a
-                # query again after each of its stages.
+            if self._is_short:
                 tasks = 1
-                session.conf.set(_ADAPTIVE, "false")
             session.conf.set(_SHUFFLE_PARTITIONS, str(tasks))
+        if self._is_short and not given.contains(_ADAPTIVE):
+            session.conf.set(_ADAPTIVE, "false")
         if session not in _WITH_SOURCE:
             session.dataSource.register(SynapseReplicationDataSource)
             _WITH_SOURCE.add(session)
@@ -209,18 +216,19 @@ class SparkJob(contextlib.AbstractContextManager["SparkJob"]):
         self._stack.callback(self._own.end)
         self._stack.enter_context(spark_errors_shortened())
 
-    def start(self, *, few_rows: bool = False) -> None:
+    def start(self, rows: int | None = None) -> None:
         """Begin to start Java, and return at once.
 
         The first call counts. Call it as soon as it is certain that the job reads rows,
         so that Java starts while the job does other things.
 
-        :param few_rows: whether Java has little to do, so that its optimising compiler
-            would cost more time than it saves.
+        :param rows: the number of rows that Spark's queries read, which determines how
+            Java compiles and Spark plans them; 0 if Python tasks read all rows;
+            ``None`` if it is not known.
         :raises SparkMissingError: if Java is missing or too old, or nothing listens at
             the master's address.
         """
-        self._own.start_java(few_rows=few_rows, is_job=True)
+        self._own.start_java(rows, is_job=True)
 
     def __call__(self) -> SparkSession:
         """Wait for Java, and return the session.

@@ -128,7 +128,7 @@ _REQUIRED: Final = (
 
 #: For a job of a few seconds: compile quickly instead of well, with one thread for
 #: garbage.
-_FEW_ROWS_OPTIONS: Final = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
+_SHORT_OPTIONS: Final = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
 
 #: The interval at which to look whether Java is ready, in s.
 _POLL_SECONDS: Final = 0.005
@@ -317,7 +317,7 @@ class JavaStart:
 
     :param settings: Spark's settings, with which PySpark will create the session.
     :param user: what the user configured.
-    :param few_rows: whether the job ends within a few seconds.
+    :param is_short: whether the job ends within a few seconds.
     :param is_job: whether :meth:`end` will be called. It makes the class archive, if
         there is none.
     :raises SparkMissingError: if Java is missing or too old, or cannot work for this
@@ -330,7 +330,7 @@ class JavaStart:
         settings: Mapping[str, str],
         user: UserSettings,
         *,
-        few_rows: bool = False,
+        is_short: bool = False,
         is_job: bool = False,
     ) -> None:
         _check_user()
@@ -343,9 +343,9 @@ class JavaStart:
         self._folder: Path | None = None
         self.process: subprocess.Popen[bytes] | None = None
         if user.is_known:
-            self._start(home, few_rows=few_rows, is_job=is_job)
+            self._start(home, is_short=is_short, is_job=is_job)
 
-    def _start(self, home: Path, *, few_rows: bool, is_job: bool) -> None:
+    def _start(self, home: Path, *, is_short: bool, is_job: bool) -> None:
         class_path = _class_path(home, self._settings, self._user)
         self._archive = ClassArchive.of(self._java, class_path)
         options: list[str] = []
@@ -354,8 +354,8 @@ class JavaStart:
         elif is_job and (new := self._archive.new_file()) is not None:
             self._new_archive = new
             options = self._archive.options_to_make(new)
-        if few_rows:
-            options += _FEW_ROWS_OPTIONS
+        if is_short:
+            options += _SHORT_OPTIONS
         self._folder = _temporary_folder()
         options.append(f"-Djava.io.tmpdir={self._folder}")
         self._answer = self._folder / "gateway"

@@ -229,8 +229,8 @@ class ArchiveTests(SynchronousTestCase):
         started = []
 
         class Job(SparkJob):
-            def start(self, *, few_rows: bool = False) -> None:
-                started.append(few_rows)
+            def start(self, rows: int | None = None) -> None:
+                started.append(rows)
 
         self.patch(job, "SparkJob", Job)
         self.assertEqual(self.archive().rows, 0)

@@ -240,12 +240,14 @@ from pathlib import Path
 from synapse_replication.pipeline.spark.session import spark_job
 found = {}
 with spark_job("test") as spark:
-    spark.start(few_rows=True)
+    spark.start(0)
     found["early"] = "pyspark" not in sys.modules
     found["rows"] = spark().range(10).count()
     found["app"] = spark().sparkContext.applicationId
     found["x"] = spark().sparkContext.getConf().get("spark.x", "")
     process = spark().sparkContext._gateway.proc
+    for name in ("sql.shuffle.partitions", "sql.adaptive.enabled"):
+        found[name] = spark().conf.get(f"spark.{name}")
     found["options"] = Path(f"/proc/{process.pid}/cmdline").read_text().split("\\0")
 found["status"] = process.returncode
 found["new"] = os.environ.get("PYSPARK_GATEWAY_PORT")
@@ -283,8 +285,13 @@ class JobTests(SynchronousTestCase):
         found = self.run_job(
             f"--conf spark.eventLog.dir={folder}/log "
             "--conf spark.eventLog.enabled=true --conf spark.x=y "
-            "--conf spark.eventLog.compress=false"
+            "--conf spark.eventLog.compress=false "
+            "--conf spark.sql.shuffle.partitions=7 "
+            "--conf spark.sql.adaptive.enabled=true"
         )
+        # Other settings are those of the user, too.
+        self.assertEqual(found["sql.shuffle.partitions"], "7")
+        self.assertEqual(found["sql.adaptive.enabled"], "true")
         self.assertEqual((found["status"], found["x"]), (0, "y"), found)
         events = "".join(
             path.read_text()
@@ -304,6 +311,9 @@ class JobTests(SynchronousTestCase):
         environ = {"XDG_CACHE_HOME": str(folder / "cache"), "TMPDIR": f"{folder}/tmp"}
         self.patch(os, "environ", {**os.environ, **environ})
         first, second = self.run_job(""), self.run_job("")
+        # Queries of few rows are planned once, and have no shuffle.
+        self.assertEqual(first["sql.shuffle.partitions"], "1")
+        self.assertEqual(first["sql.adaptive.enabled"], "false")
         (archive,) = (folder / "cache" / "synapse-replication").iterdir()
         self.assertEqual(first["status"], 0)
         self.assertEqual(second["status"], -signal.SIGKILL)
