@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
+from typing_extensions import Self, override
+
 #: The interval of samples, in s.
 _INTERVAL = 0.1
 
@@ -12,20 +14,18 @@ _INTERVAL = 0.1
 _TREE_INTERVAL = 0.5
 
 
-class WorkerMemory:
-    """A context that records the peak memory of each Python worker. Linux only.
+class _Sampler:
+    """A context in which a thread takes samples.
 
-    Workers are the children of ``pyspark.daemon``, and the processes that plan reads.
-
-    :ivar most: the peak of the resident memory in KiB, by process id.
+    :param interval: the interval of the samples, in s.
     """
 
-    def __init__(self) -> None:
-        self.most: dict[int, int] = {}
+    def __init__(self, interval: float) -> None:
+        self._interval = interval
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
-    def __enter__(self) -> WorkerMemory:
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 
@@ -34,9 +34,29 @@ class WorkerMemory:
         self._thread.join()
 
     def _watch(self) -> None:
-        while not self._stopped.wait(_INTERVAL):
-            for process in Path("/proc").glob("[0-9]*"):
-                self._sample(process)
+        while not self._stopped.wait(self._interval):
+            self._take_sample()
+
+    def _take_sample(self) -> None:
+        raise NotImplementedError
+
+
+class WorkerMemory(_Sampler):
+    """A context that records the peak memory of each Python worker. Linux only.
+
+    Workers are the children of ``pyspark.daemon``, and the processes that plan reads.
+
+    :ivar most: the peak of the resident memory in KiB, by process id.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(_INTERVAL)
+        self.most: dict[int, int] = {}
+
+    @override
+    def _take_sample(self) -> None:
+        for process in Path("/proc").glob("[0-9]*"):
+            self._sample(process)
 
     def _sample(self, process: Path) -> None:
         try:
@@ -54,7 +74,7 @@ class WorkerMemory:
         self.most[pid] = max(self.most.get(pid, 0), peak)
 
 
-class TreeMemory:
+class TreeMemory(_Sampler):
     """A context that records the peak memory of a process and its descendants.
 
     :param pid: the id of the process.
@@ -62,23 +82,14 @@ class TreeMemory:
     """
 
     def __init__(self, pid: int) -> None:
+        super().__init__(_TREE_INTERVAL)
         self.most_mib = 0.0
         self._pid = pid
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
 
-    def __enter__(self) -> TreeMemory:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self._stopped.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        while not self._stopped.wait(_TREE_INTERVAL):
-            total = sum(map(_proportional_kib, _tree(self._pid)))
-            self.most_mib = max(self.most_mib, total / 1024)
+    @override
+    def _take_sample(self) -> None:
+        total = sum(map(_proportional_kib, _tree(self._pid)))
+        self.most_mib = max(self.most_mib, total / 1024)
 
 
 def _tree(pid: int) -> list[Path]:
