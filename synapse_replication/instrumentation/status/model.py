@@ -9,13 +9,11 @@ the values of the enums.
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 
 import msgspec
 from msgspec import Struct
 
-from synapse_replication.data_files import read_table
 from synapse_replication.errors import StatusError
 from synapse_replication.streams.stuck_ids import StuckId
 from synapse_replication.text import printable
@@ -56,22 +54,83 @@ class StallReason(enum.Enum):
 #: The maximum number of names of a group that are listed.
 _MAX_NAMES_SHOWN = 4
 
-_REASONS = read_table(Path(__file__).with_name("reasons.csv"))
-
-
-def _reasons_with(column: str) -> frozenset[StallReason]:
-    return frozenset(StallReason(row["Reason"]) for row in _REASONS if row[column])
-
-
 #: With these reasons, the writer may be ahead of its last known position.
-LAG_UNKNOWN = _reasons_with("Lag unknown")
+LAG_UNKNOWN = frozenset(
+    {StallReason.NO_LINK, StallReason.WRITER_GONE, StallReason.NO_POSITION}
+)
 #: The reasons for which a writer counts as absent. An absent writer does not delay
 #: readiness, because it sends no rows.
-ABSENT = _reasons_with("Absent")
+ABSENT = frozenset(
+    {
+        StallReason.WRITER_GONE,
+        StallReason.NO_POSITION,
+        StallReason.DATABASE_SET_BACK,
+        StallReason.UNDECLARED_WRITER,
+        StallReason.ROWS_LOST,
+        StallReason.ROWS_SKIPPED,
+    }
+)
 #: The problems with which a writer is shown that the configuration does not name.
-ALWAYS_SHOWN = _reasons_with("Always shown")
+ALWAYS_SHOWN = frozenset(
+    {StallReason.UNDECLARED_WRITER, StallReason.ROWS_LOST, StallReason.ROWS_SKIPPED}
+)
 #: The advice to the operator for each reason.
-HINTS = {StallReason(row["Reason"]): row["Remedy"] for row in _REASONS}
+HINTS: Mapping[StallReason, str] = {
+    StallReason.NO_LINK: (
+        "Check that Redis, or the process to connect to, runs and can be reached "
+        "from here."
+    ),
+    StallReason.WRITER_GONE: (
+        "Start the writer, or check its log for why it does not respond. Its rows "
+        "are fetched when it is back."
+    ),
+    StallReason.NO_POSITION: (
+        "Start the writer. If it runs, check that it has the same server_name, and "
+        "a link to this process (the same Redis, or direct TCP)."
+    ),
+    StallReason.AHEAD_OF_WRITER: (
+        "Run 'synapse-replication positions repair --seen STREAM=POSITION' with the"
+        " position of this process: it advances the sequence to that position, so "
+        "that new rows are beyond it. Then make this process fetch the rows that it"
+        " discarded (see the runbook)."
+    ),
+    StallReason.DATABASE_SET_BACK: (
+        "Rebuild what was derived from these rows, and restart this process (see "
+        "the runbook)."
+    ),
+    StallReason.UNDECLARED_WRITER: (
+        "If it is to write the stream, name it among the stream's writers in the "
+        "configuration of this process, too, and restart this process: it then "
+        "fetches the rows. Otherwise, stop whatever uses its name."
+    ),
+    StallReason.ROWS_LOST: (
+        "Rebuild what was derived from this stream, and restart this process. Give "
+        "the writer more memory for the stream (max_rows, max_bytes), or find out "
+        "why this process was so far behind."
+    ),
+    StallReason.ROWS_SKIPPED: (
+        "Correct the rows that the log names or, if their writer has another "
+        "declaration of the stream, this process's declaration. Then make the "
+        "readers fetch them again (see the runbook)."
+    ),
+    StallReason.DATABASE_BEHIND: (
+        "Check why the standby lags: its replay may be paused, or its connection to"
+        " the primary broken. The rows are delivered as soon as it has them."
+    ),
+    StallReason.CATCH_UP_FAILS: (
+        "Repair what the failure names: the database, the writer's HTTP listener "
+        "for replication, or the sink of this process. The catch-up is retried "
+        "automatically."
+    ),
+    StallReason.SOURCE_SILENT: (
+        "Check the database (locks, load), and the writer if the stream is held in "
+        "its memory."
+    ),
+    StallReason.NO_PROGRESS: (
+        "The sink of this process seems to be blocked: check the log of this "
+        "process and the system that the sink writes to."
+    ),
+}
 
 
 class WriterStatus(Struct, frozen=True):
