@@ -7,22 +7,38 @@ input is written to ``crash-*``. The corpus begins with well-formed input of eve
 
 from __future__ import annotations
 
+import gzip
+import io
 import json
+import lzma
 import sys
+import tempfile
 from pathlib import Path
+from typing import Any
 
 import atheris
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
 with atheris.instrument_imports(include=["synapse_replication"]):
+    from twisted.internet.defer import Deferred
+    from twisted.internet.testing import MemoryReactorClock, StringTransport
     from txredisapi import InvalidData
 
+    from synapse_replication.app.journal import JournalSink
+    from synapse_replication.checksums import add_checksum
+    from synapse_replication.config.yaml_files import read_files
     from synapse_replication.errors import (
+        HttpCatchUpError,
         RemoteProtocolError,
         RowDecodeError,
+        StorageError,
         TokenError,
     )
+    from synapse_replication.http.agent import make_agent
+    from synapse_replication.http.client import HttpCatchUpClient
+    from synapse_replication.http.location import InstanceLocation
+    from synapse_replication.recordings.reader import decompressed, read_records
     from synapse_replication.redis.resp import ReplyReader
     from synapse_replication.streams.rows import decode_json, encode_json
     from synapse_replication.streams.standard.registry import STANDARD_STREAMS
@@ -42,6 +58,7 @@ with atheris.instrument_imports(include=["synapse_replication"]):
 
 #: The first byte of each kind of input.
 _LINES, _ROW, _MESSAGE, _REPLIES, _SERVER, _CLIENT, _TOKEN = b"lrmpsct"
+_RECORDING, _JOURNAL, _YAML, _RESPONSE = b"RJYH"
 
 _SEED_LINES = b"""SERVER hs.example
 NAME w1
@@ -82,6 +99,21 @@ _SEED_REPLIES = (
     b"+OK\r\n:5\r\n$-1\r\n*-1\r\n-ERR no\r\n*2\r\n*1\r\n:-1\r\n$0\r\n\r\n"
 )
 
+_SEED_RECORDING = add_checksum(
+    b'{"t":1.5,"time_ms":1700000000000,"channel":"hs","line":"PING 5"}'
+)
+_SEED_JOURNAL = add_checksum(
+    b'{"stream":"typing","writer":"w1","token":7,"rows":[["!r",[]]],"epoch":"a"}'
+)
+_SEED_YAML = b"""server_name: hs.example
+redis: &r {enabled: true, host: "h", port: 6379}
+synapse_replication: {<<: *r, streams: [a, 1, 2024-01-01, null, ~, 0x1f, !!str 5]}
+"""
+_SEED_ANSWER = b'{"updates":[[7,["!r",[]]]],"upto_token":7,"limited":false}'
+
+#: For inputs that are files.
+_FOLDER = Path(tempfile.mkdtemp(prefix="fuzz-"))
+
 _CODECS = [stream.description.codec for stream in STANDARD_STREAMS.values()]
 
 
@@ -102,6 +134,14 @@ def fuzz(data: bytes) -> None:
         read_on_connection(data, is_server=kind == _SERVER)
     elif kind == _TOKEN:
         read_as_token(data)
+    elif kind == _RECORDING:
+        read_as_recording(data)
+    elif kind == _JOURNAL:
+        read_as_journal(data)
+    elif kind == _YAML:
+        read_as_yaml(data)
+    elif kind == _RESPONSE:
+        read_as_response(data)
 
 
 def seeds() -> list[bytes]:
@@ -125,6 +165,20 @@ def seeds() -> list[bytes]:
     found += [bytes([_SERVER]) + b"NAME w1\n" + both.partition(b"\n")[2]]
     found += [bytes([_CLIENT]) + both]
     found += [bytes([_TOKEN]) + text for text in (b"5", b"m5~1.7~2.9", b"m-5~1.7")]
+    recording = _SEED_RECORDING + b'{"line":"PING 6"}\n'
+    for text in (recording, gzip.compress(recording), lzma.compress(recording)):
+        found.append(bytes([_RECORDING]) + text)
+    old = b'{"stream":"s","writer":"w","token":7,"rows":[]}\n'
+    found += [bytes([_JOURNAL]) + old + _SEED_JOURNAL, bytes([_YAML]) + _SEED_YAML]
+    for body, more in (
+        (_SEED_ANSWER, b""),
+        (gzip.compress(_SEED_ANSWER), b"Content-Encoding: gzip\r\n"),
+    ):
+        head = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n" % len(body)
+        found.append(bytes([_RESPONSE]) + head + more + b"\r\n" + body)
+    chunked = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+    body = b"%x\r\n%b\r\n0\r\n\r\n" % (len(_SEED_ANSWER), _SEED_ANSWER)
+    found.append(bytes([_RESPONSE]) + chunked + body)
     return found
 
 
@@ -223,6 +277,63 @@ def read_as_token(data: bytes) -> None:
         return
     assert token.get_max_stream_pos() >= token.stream
     assert MultiWriterStreamToken.parse(token.to_string(int), str) == token
+
+
+def read_as_recording(data: bytes) -> None:
+    """Read data as a recording, compressed or not."""
+    for item in read_records(decompressed(io.BytesIO(data)).readline):
+        if isinstance(item, Exception):
+            check_length(item)
+
+
+def read_as_journal(data: bytes) -> None:
+    """Open data as a journal; what it then contains is read again as it was."""
+    path = _FOLDER / "journal"
+    path.write_bytes(data)
+    try:
+        journal = JournalSink(path, lambda stream, row: row)
+    except StorageError as error:
+        check_length(error)
+        return
+    journal.on_position("fuzz", "w", 5)
+    saved = journal.saved_positions()
+    journal.close()
+    again = JournalSink(path, lambda stream, row: row)
+    assert again.saved_positions() == saved, (saved, again.saved_positions())
+    again.close()
+
+
+def read_as_yaml(data: bytes) -> None:
+    """Read data as a file of the configuration."""
+    path = _FOLDER / "fuzz.yaml"
+    path.write_bytes(data)
+    for problem in read_files([str(path)]).problems:
+        assert len(str(problem)) < 1000, problem
+
+
+def read_as_response(data: bytes) -> None:
+    """Read data as a writer's response to a request for rows."""
+    reactor: Any = MemoryReactorClock()  # type: ignore[no-untyped-call]
+    instances = {"w1": InstanceLocation(host="127.0.0.1", port=80)}
+    agent, _ = make_agent(reactor, instances)
+    client = HttpCatchUpClient(agent, instances, "secret", reactor)
+    asked = Deferred.fromCoroutine(client.get_updates_since("typing", "w1", 0, 9))
+    errors: list[Any] = []
+    asked.addErrback(errors.append)
+    (connecting,) = reactor.tcpClients
+    protocol = connecting[2].buildProtocol(None)
+    transport: Any = StringTransport()  # type: ignore[no-untyped-call]
+    transport.abortConnection = transport.loseConnection
+    protocol.makeConnection(transport)
+    size = max(1, len(data) // 4)
+    for start in range(0, len(data), size):
+        protocol.dataReceived(data[start : start + size])
+        reactor.advance(0)
+    reactor.pump([0.0] * 5 + [60.0])
+    for failure in errors:
+        failure.trap(HttpCatchUpError)
+        check_length(failure.value)
+    assert asked.called
 
 
 def main() -> None:

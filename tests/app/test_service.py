@@ -257,6 +257,45 @@ class ReplicationTests(FilesMixin):
         self.assertIn("received rows of typing were not delivered", last)
         self.assertIn("handling received commands", process.unfinished)
 
+    def test_stop_within_a_callback(self) -> None:
+        """
+        Whichever callback waits for the stop, or never returns, the process stops
+        within the time limits; if a step waits for it, the last log line names it, and
+        the exit status is 1.
+        """
+        for part in ("module", "sink", "hook", "work"):
+            for is_stop in (True, False):
+                with self.subTest(part=part, is_stop=is_stop):
+                    self._stop_within(part, is_stop=is_stop)
+
+    def _stop_within(self, part: str, *, is_stop: bool) -> None:
+        process = self.make(redis={"enabled": False})
+        stuck: Deferred[None] = Deferred()
+
+        def wait() -> Deferred[None]:
+            return process.stopService() if is_stop else stuck
+
+        methods = {"module": "stopService", "sink": "close"}
+        if part in methods:
+            setattr(self.recorder, methods[part], wait)
+        process.startService()
+        if part == "hook":
+            process.host.hooks.subscribe(Stopping, lambda _: wait())
+        with capturedLogs() as logged:
+            if part == "work":
+                process.host.run_as_background_process("work", wait)
+            stopped = process.stopService()
+            self.reactor.pump([DRAIN_TIMEOUT] * 10)
+            self.successResultOf(stopped)
+        if part in methods:
+            delattr(self.recorder, methods[part])
+        texts = [text for text in map(formatEvent, logged) if text]
+        (last,) = [text for text in texts if "has stopped" in text]
+        named = {"module": "stopping <", "sink": "closing Recorder"}.get(part, "")
+        self.assertIn(named, process.unfinished)
+        self.assertEqual(bool(process.unfinished), bool(named))
+        self.assertIn(named or "everything received was handled", last)
+
     def test_last_line(self) -> None:
         """The last log line confirms that everything received was handled."""
         process = self.make(redis={"enabled": False})
