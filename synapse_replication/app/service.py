@@ -799,7 +799,7 @@ def make_process(config: ProcessConfig, reactor: Any) -> Replication:
         or does not return a sink.
     """
     for warning in config.warnings:
-        Replication.log.warn("{warning}", warning=warning)
+        Replication.log.warn("{text}", text=warning)
     make_row_sink, make_command_sink, modules = load_factories(config)
     process = Replication(reactor, config, modules=modules)
     if make_row_sink is not None:

@@ -12,9 +12,12 @@ from collections.abc import Mapping
 
 import attrs
 from click.testing import CliRunner
+from twisted.internet.testing import MemoryReactorClock
 
+from synapse_replication.app.service import make_process
 from synapse_replication.cli.main import cli
 from synapse_replication.config.process import load_config
+from synapse_replication.streams.standard.registry import MAIN_INSTANCE
 from tests.support.config_files import FilesMixin
 
 _DATABASE = """
@@ -364,3 +367,18 @@ class CorpusTests(FilesMixin):
                 self.assertEqual(found.exit_code, 0, f"{name}: {found.output}")
                 config = load_config([*shared, path], "worker")
                 self.assertIn(f"worker {config.instance_name}", found.output)
+
+    def test_services(self) -> None:
+        """The services of the main process and of each worker are created."""
+        reactor = MemoryReactorClock()
+        for deployment in CORPUS.values():
+            self.setUp()
+            shared = self.write_all(deployment.shared)
+            main = make_process(load_config(shared, "main"), reactor)
+            self.assertEqual(main.host.identity.instance_name, MAIN_INSTANCE)
+            for file, text in deployment.workers.items():
+                config = load_config([*shared, self.write(file, text)], "worker")
+                worker = make_process(config, reactor)
+                self.assertEqual(
+                    worker.host.identity.instance_name, config.instance_name
+                )
