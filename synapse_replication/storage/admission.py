@@ -5,10 +5,11 @@ was acquired; the count is the *term* of the process that acquired it last. Each
 statement or transaction that writes under the name passes its term to the function
 ``synapse_replication_admit``, in a statement that is sent anyway:
 
-- with the COMMIT of a transaction. The function locks the name's row until the
-  transaction has ended. So a process that acquires the name afterwards waits for
-  commits in progress, and all others fail;
-- with the allocation of ids, and with a read of the sequence. The function runs after
+- with the COMMIT of a transaction. If the transaction has written, the function shares
+  an advisory lock until the transaction has ended. A process that acquires the name
+  afterwards acquires that lock exclusively, so it waits for commits in progress, and
+  all others fail;
+- with the allocation of ids, and with a read of the sequence. The term is read after
   these, with a newer snapshot: if the name is still held, it was held when the sequence
   had that value. The ids of the next holder are greater. A process therefore announces
   no position at or above an id of its successor, however long it was suspended;

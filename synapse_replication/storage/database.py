@@ -125,21 +125,75 @@ class Transaction(psycopg2.extensions.cursor):
         self.after_callbacks: list[Callable[[], object]] = []
         self.exception_callbacks: list[Callable[[], object]] = []
 
-    def execute_prepared(
-        self, statement: Prepared, parameters: Mapping[str, Any]
-    ) -> None:
-        """Execute a statement, planned once for each connection of the pool.
+    def execute(self, query: Any, vars: Any = None) -> None:
+        """Execute a statement; BEGIN is sent with the first one of a transaction."""
+        connection = self.connection
+        if not isinstance(connection, _Connection) or not connection.must_begin:
+            super().execute(query, vars)
+        elif isinstance(query, str):
+            try:
+                super().execute(f"BEGIN; {query}", vars)
+            except psycopg2.Error:
+                if connection.info.transaction_status != TRANSACTION_STATUS_IDLE:
+                    raise
+                # PostgreSQL parsed the message and executed no part of it. The
+                # transaction has to fail, even if the caller catches the error.
+                connection.begin()
+                super().execute(query, vars)
+            finally:
+                connection.must_begin = (
+                    connection.info.transaction_status == TRANSACTION_STATUS_IDLE
+                    and self.statusmessage is None
+                )
+        else:
+            connection.begin()
+            super().execute(query, vars)
 
-        Behind a pooler, it is planned each time.
+    def executemany(self, query: Any, vars_list: Any) -> None:
+        """Execute a statement with each of several sequences of parameters."""
+        self._begin()
+        super().executemany(query, vars_list)
+
+    def callproc(self, *args: Any) -> None:
+        """Call a function of the database."""
+        self._begin()
+        super().callproc(*args)
+
+    def copy_from(self, *args: Any, **kwargs: Any) -> None:
+        """Copy a file to a table."""
+        self._begin()
+        super().copy_from(*args, **kwargs)
+
+    def copy_to(self, *args: Any, **kwargs: Any) -> None:
+        """Copy a table to a file."""
+        self._begin()
+        super().copy_to(*args, **kwargs)
+
+    def copy_expert(self, *args: Any, **kwargs: Any) -> None:
+        """Execute a COPY."""
+        self._begin()
+        super().copy_expert(*args, **kwargs)
+
+    def _begin(self) -> None:
+        if isinstance(self.connection, _Connection):
+            self.connection.begin()
+
+    def execute_prepared(
+        self, parameters: Mapping[str, Any], *statements: Prepared
+    ) -> None:
+        """Execute statements, planned once for each connection of the pool.
+
+        Behind a pooler, they are planned each time.
         """
         connection = self.connection
         if not isinstance(connection, _Connection) or connection.backend.pid == 0:
-            self.execute(statement.sql, parameters)
+            self.execute("; ".join(each.sql for each in statements), parameters)
             return
-        if statement.name not in connection.prepared:
-            self.execute(statement.prepare)
-            connection.prepared.add(statement.name)
-        self.execute(statement.execute, parameters)
+        for statement in statements:
+            if statement.name not in connection.prepared:
+                self.execute(statement.prepare)
+                connection.prepared.add(statement.name)
+        self.execute("; ".join(each.execute for each in statements), parameters)
 
     def call_after(self, func: Callable[..., object], *args: object) -> None:
         """Call ``func(*args)`` in the reactor's thread after the commit."""
@@ -165,18 +219,32 @@ class Transaction(psycopg2.extensions.cursor):
 class _Connection(psycopg2.extensions.connection):
     """A connection of the pool, which sends BEGIN and COMMIT itself.
 
-    psycopg2 would send each of them alone. A function may end its transaction by the
-    methods of its connection nevertheless, as with psycopg2's own transactions.
+    psycopg2 would send each of them alone. BEGIN is sent with the first statement. A
+    function may end its transaction by the methods of its connection nevertheless, as
+    with psycopg2's own transactions.
 
     :ivar backend: the session, for the case that it breaks.
     :ivar prepared: the names of the statements that it has prepared.
     :ivar ended: the server's answer, if the function has ended its transaction by
         these methods.
+    :ivar must_begin: whether BEGIN has to be sent before the next statement.
     """
 
     backend: Backend
     prepared: set[str]
     ended: str | None = None
+    must_begin = False
+
+    def begin(self) -> None:
+        """Send BEGIN, if it has to be sent."""
+        if self.must_begin:
+            self.must_begin = False
+            super().cursor().execute("BEGIN")
+
+    def cursor(self, *args: Any, **kwargs: Any) -> Any:
+        """Return a further cursor in the current transaction."""
+        self.begin()
+        return super().cursor(*args, **kwargs)
 
     def commit(self) -> None:
         """Commit the current transaction, if there is one."""
@@ -187,6 +255,7 @@ class _Connection(psycopg2.extensions.connection):
         self._end("ROLLBACK")
 
     def _end(self, statement: str) -> None:
+        self.begin()
         if self.info.transaction_status != TRANSACTION_STATUS_IDLE:
             cursor = self.cursor()
             cursor.execute(statement)
@@ -337,7 +406,7 @@ class Database:
         :param func: called in another thread, more than once if the transaction must
             be repeated. If it raises, the transaction is rolled back.
         :param autocommit: run each statement as a transaction of its own: one round
-            trip instead of three. Use it for idempotent statements only: if the
+            trip instead of two. Use it for idempotent statements only: if the
             connection breaks, ``func`` is repeated, although the server may have
             executed the statement.
         :return: fires with the result of ``func``, or with the failure of the last
@@ -377,6 +446,9 @@ class Database:
         """
         requests = self._lost.values() if only_lost else self._running
         ends = [_follow(each.ended) for each in requests if each.number >= since]
+        if not ends:
+            # The usual case at the end of each block.
+            return defer.succeed(None)
         return defer.DeferredList(ends).addCallback(lambda _: None)
 
     def lost_answers(self) -> list[LostAnswer]:
@@ -639,24 +711,14 @@ class _Attempt:
     ) -> T:
         """Run the function, and commit its transaction."""
         try:
-            # The function may close its cursor.
-            own = self.connection.cursor()
-            if not autocommit:
-                own.execute("BEGIN")
             self.connection.ended = None
             cursor = self._cursor = self.connection.cursor(cursor_factory=Transaction)
+            self.connection.must_begin = not autocommit
             result = self.value = func(cursor)
-            if not autocommit:
-                _check_alive(self._description, cursor, self.connection.ended)
-                is_known = self.connection.backend.pid != 0
-                if cursor.xid is None and (cursor.after_callbacks or not is_known):
-                    # The callbacks need the outcome, even if the answer is lost.
-                    own.execute("SELECT pg_current_xact_id_if_assigned()::text")
-                    ((cursor.xid,),) = own.fetchall()
-            commit = self._commit_statement(admission)
-            self._handle(TransactionEvent.COMMIT_SENT)
-            if not autocommit:
-                own.execute(commit)
+            if autocommit:
+                self._handle(TransactionEvent.COMMIT_SENT)
+            else:
+                self._commit(cursor, admission)
         except BaseException:
             self._roll_back()
             self._handle(
@@ -667,6 +729,19 @@ class _Attempt:
             raise
         self._handle(TransactionEvent.ACKNOWLEDGED)
         return result
+
+    def _commit(self, cursor: Transaction, admission: Admission | None) -> None:
+        # The function may have closed its cursor, and executed nothing.
+        own = self.connection.cursor()
+        _check_alive(self._description, cursor, self.connection.ended)
+        is_known = self.connection.backend.pid != 0
+        if cursor.xid is None and (cursor.after_callbacks or not is_known):
+            # The callbacks need the outcome, even if the answer is lost.
+            own.execute("SELECT pg_current_xact_id_if_assigned()::text")
+            ((cursor.xid,),) = own.fetchall()
+        commit = self._commit_statement(admission)
+        self._handle(TransactionEvent.COMMIT_SENT)
+        own.execute(commit)
 
     def _commit_statement(self, admission: Admission | None) -> str:
         """Return the statements that commit; prepare what they execute."""
@@ -696,17 +771,19 @@ class _Attempt:
         self.callbacks = self._callbacks_of(self.outcome.handle(event))
 
     def _callbacks_of(self, effects: Sequence[Effect]) -> list[Callable[[], object]]:
-        cursor = self._cursor
-        if cursor is None:
-            return []
-        lists = {
-            Effect.SETTLE: cursor.settled_callbacks,
-            Effect.CALL_AFTER: cursor.after_callbacks,
-            Effect.CALL_ON_EXCEPTION: cursor.exception_callbacks,
-        }
-        return [each for effect in effects for each in lists.get(effect, ())]
+        found: list[Callable[[], object]] = []
+        if self._cursor is not None:
+            for effect in effects:
+                if effect is Effect.SETTLE:
+                    found += self._cursor.settled_callbacks
+                elif effect is Effect.CALL_AFTER:
+                    found += self._cursor.after_callbacks
+                elif effect is Effect.CALL_ON_EXCEPTION:
+                    found += self._cursor.exception_callbacks
+        return found
 
     def _roll_back(self) -> None:
+        self.connection.must_begin = False
         try:
             self.connection.rollback()
         except psycopg2.Error:

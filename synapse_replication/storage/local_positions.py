@@ -211,7 +211,7 @@ class PositionPersister:
             with self._observer.span(PositionWrite(stream_name, writer, local)):
                 await self._database.transact(
                     "persist_position",
-                    lambda txn: run(txn, self._statement, parameters),
+                    lambda txn: run(txn, parameters, self._statement),
                     autocommit=True,
                 )
         except Exception as error:  # noqa: BLE001 -- reported to the observer

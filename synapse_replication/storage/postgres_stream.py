@@ -454,7 +454,7 @@ class PostgresStream:
     def _insert_rows(self, txn: Transaction, id_: int, text: str) -> None:
         values = {"id": id_, "instance_name": self._instance_name, "rows": text}
         assert self._insert is not None
-        run(txn, self._insert, values)
+        run(txn, values, self._insert)
         if hasattr(txn, "xid"):
             ((txn.xid,),) = txn.fetchall()
 

@@ -46,14 +46,15 @@ class Prepared:
         return f"EXECUTE {self.name}{values if self.types else ''}"
 
 
-def run(txn: Any, statement: Prepared, parameters: Mapping[str, Any]) -> None:
-    """Execute a statement, prepared if the cursor can do that.
+def run(txn: Any, parameters: Mapping[str, Any], *statements: Prepared) -> None:
+    """Execute statements in one message, prepared if the cursor can do that.
 
     :param txn: a cursor; a :class:`~synapse_replication.storage.database.Transaction`
-        prepares the statement when its connection first executes it.
+        prepares a statement when its connection first executes it. It has the rows of
+        the last statement.
     """
     execute_prepared = getattr(txn, "execute_prepared", None)
     if execute_prepared is None:
-        txn.execute(statement.sql, parameters)
+        txn.execute("; ".join(each.sql for each in statements), parameters)
     else:
-        execute_prepared(statement, parameters)
+        execute_prepared(parameters, *statements)

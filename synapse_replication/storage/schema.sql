@@ -41,15 +41,23 @@ CREATE TABLE synapse_replication_writers (
 CREATE FUNCTION synapse_replication_admit(
     writer text, held bigint, ids bigint[] DEFAULT NULL, locks boolean DEFAULT false
 ) RETURNS bigint[] LANGUAGE plpgsql AS $$
+DECLARE
+    known bigint;
 BEGIN
-    IF locks OR pg_current_xact_id_if_assigned() IS NOT NULL THEN
-        PERFORM FROM synapse_replication_writers
-        WHERE instance_name = writer AND term = held FOR SHARE;
+    IF NOT locks AND pg_current_xact_id_if_assigned() IS NULL THEN
+        known := term FROM synapse_replication_writers WHERE instance_name = writer;
+    ELSIF current_setting('transaction_isolation') = 'read committed' THEN
+        -- An advisory lock writes nothing. The next statement has a newer snapshot.
+        locks := pg_advisory_xact_lock_shared(
+            hashtextextended('synapse_replication.writers ' || writer, 0)
+        ) IS NULL;
+        known := term FROM synapse_replication_writers WHERE instance_name = writer;
     ELSE
-        PERFORM FROM synapse_replication_writers
-        WHERE instance_name = writer AND term = held;
+        -- A snapshot may be older than an advisory lock. This fails if the row changed.
+        known := term FROM synapse_replication_writers WHERE instance_name = writer
+            FOR SHARE;
     END IF;
-    IF NOT FOUND THEN
+    IF known IS DISTINCT FROM held THEN
         RAISE EXCEPTION USING ERRCODE = 'SR001', MESSAGE = coalesce(
             (
                 SELECT holder FROM synapse_replication_writers

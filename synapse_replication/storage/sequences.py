@@ -55,6 +55,8 @@ _ALLOCATIONS = {
         ("txn_ids", _COUNTED),
         ("admitted_ids", _ADMITTED),
         ("admitted_txn_ids", _ADMITTED),
+        ("next_id", {"sequence": "text"}),
+        ("id_and_term", {"sequence": "text", "writer": "text"}),
     )
 }
 
@@ -87,18 +89,10 @@ def fetch_ids(
     """
     ids: list[int] = []
     skipped = 0
-    parameters: dict[str, Any] = {"sequence": queries.identifier(stream.sequence)}
-    name = "txn_ids" if in_use else "next_ids"
-    if admission is not None:
-        name = "admitted_txn_ids" if in_use else "admitted_ids"
-        parameters |= admission.parameters
+    sequence = queries.identifier(stream.sequence)
     while len(ids) < count:
         wanted = count - len(ids)
-        run(txn, _ALLOCATIONS[name], {**parameters, "count": wanted})
-        rows = txn.fetchall()
-        allocated = [row[0] for row in rows]
-        if in_use and hasattr(txn, "xid"):
-            txn.xid = rows[0][1]
+        allocated = _allocate(txn, sequence, wanted, admission, in_use=in_use)
         ids += usable(allocated)
         skipped += wanted
         if len(ids) == count:
@@ -126,6 +120,28 @@ def fetch_ids(
             )
             skip_ids(txn, stream.sequence, known - last)
     return sorted(ids)
+
+
+def _allocate(
+    txn: Any, sequence: str, count: int, admission: Admission | None, *, in_use: bool
+) -> list[int]:
+    parameters: dict[str, Any] = {"sequence": sequence, "count": count}
+    name = "txn_ids" if in_use else "next_ids"
+    if admission is not None:
+        name = "admitted_txn_ids" if in_use else "admitted_ids"
+        parameters |= admission.parameters
+        if count == 1 and not in_use:
+            run(txn, parameters, _ALLOCATIONS["next_id"], _ALLOCATIONS["id_and_term"])
+            rows = txn.fetchall()
+            if not rows or rows[0][1] != admission.term:
+                # This raises the error.
+                txn.execute(queries.SQL["admit"], admission.parameters)
+            return [rows[0][0]]
+    run(txn, parameters, _ALLOCATIONS[name])
+    rows = txn.fetchall()
+    if in_use and hasattr(txn, "xid"):
+        txn.xid = rows[0][1]
+    return [row[0] for row in rows]
 
 
 def skip_ids(txn: Any, sequence: str, count: int) -> int:

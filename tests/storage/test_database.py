@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -90,6 +91,73 @@ class DatabaseTests(PostgresMixin, TestCase):
         with self.assertRaises(KeyError):
             await self.database.transact("insert", insert)
         self.assertEqual((self.count(), self.calls), (2, ["on exception"]))
+
+    async def test_first_statement(self) -> None:
+        """
+        BEGIN is sent with the first statement, of whatever kind: an error that follows
+        rolls all of them back.
+        """
+        insert = "INSERT INTO foobar VALUES (3, 'a')"
+
+        def by_text(txn: Transaction) -> None:
+            txn.execute(insert)
+
+        def by_bytes(txn: Transaction) -> None:
+            txn.execute(insert.encode())
+
+        def by_many(txn: Transaction) -> None:
+            txn.executemany("INSERT INTO foobar VALUES (%s, 'a')", [(3,), (4,)])
+
+        def by_copy(txn: Transaction) -> None:
+            txn.copy_from(io.StringIO("3\ta\tnew\n"), "foobar")
+
+        def by_other_cursor(txn: Transaction) -> None:
+            with txn.connection.cursor() as cursor:
+                cursor.execute(insert)
+
+        def after_wrong_parameters(txn: Transaction) -> None:
+            with contextlib.suppress(IndexError):
+                txn.execute("SELECT %s, %s", (1,))
+            txn.execute(insert)
+
+        for func in (
+            by_text,
+            by_bytes,
+            by_many,
+            by_copy,
+            by_other_cursor,
+            after_wrong_parameters,
+        ):
+
+            def fail(
+                txn: Transaction, func: Callable[[Transaction], None] = func
+            ) -> None:
+                func(txn)
+                raise ZeroDivisionError
+
+            before = self.count()
+            with self.assertRaises(ZeroDivisionError):
+                await self.database.transact("insert", fail)
+            after = self.count()
+            self.assertEqual(after, before, func.__name__)
+            await self.database.transact("insert", func)
+            after = self.count()
+            self.assertGreater(after, before, func.__name__)
+
+    async def test_first_statement_not_parsed(self) -> None:
+        """A transaction fails even if PostgreSQL cannot parse the first statement."""
+
+        def insert(txn: Transaction) -> None:
+            with contextlib.suppress(psycopg2.errors.SyntaxError):
+                txn.execute("SELEKT 1")
+            with contextlib.suppress(psycopg2.errors.InFailedSqlTransaction):
+                txn.execute("INSERT INTO foobar VALUES (3, 'a')")
+
+        before = self.count()
+        with self.assertRaises(TransactionRolledBackError):
+            await self.database.transact("insert", insert)
+        after = self.count()
+        self.assertEqual(after, before)
 
     async def test_swallowed_error(self) -> None:
         """
@@ -294,7 +362,7 @@ class DatabaseTests(PostgresMixin, TestCase):
         )
 
         def read(txn: Transaction) -> Any:
-            run(txn, count, {"id": 1})
+            run(txn, {"id": 1}, count)
             return txn.fetchone()
 
         def prepared(txn: Transaction) -> Any:

@@ -228,22 +228,29 @@ class _Cursor:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._rows: list[tuple[int]] = []
+        self._rows: list[tuple[int, ...]] = []
 
     def execute(self, statement: str, parameters: dict[str, Any]) -> None:
-        world, count = self._world, parameters["count"]
+        world = self._world
+        if statement == queries.SQL["admit"]:
+            world.check_term(parameters["term"])
+            return
+        count = parameters["count"]
         first = world.sequence + 1
         world.sequence += count
         if statement == queries.SQL["skip_ids"]:
             self._rows = [(world.sequence,)]
             return
+        if statement.endswith(queries.SQL["id_and_term"]):
+            self._rows = [(first, world.term)]
+            return
         world.check_term(parameters["term"])
         self._rows = [(id_,) for id_ in range(first, first + count)]
 
-    def fetchall(self) -> list[tuple[int]]:
+    def fetchall(self) -> list[tuple[int, ...]]:
         return self._rows
 
-    def fetchone(self) -> tuple[int]:
+    def fetchone(self) -> tuple[int, ...]:
         return self._rows[0]
 
 
