@@ -454,7 +454,7 @@ class JavaStart:
         If nothing can be lost, Java is killed. Otherwise, it ends in order; a class
         archive that it has written is then adopted.
         """
-        process, session = self.process, _running_session()
+        process, session = self.process, _running_session(self.process)
         is_running = process is None or process.poll() is None
         keeps_events = process is None or not self._can_be_killed
         if session is not None and is_running and keeps_events:
@@ -484,10 +484,19 @@ class JavaStart:
         return bool(_LOCAL.fullmatch(master)) and self._user.has_nothing_to_stop
 
 
-def _running_session() -> SparkSession | None:
-    """Return the session of this process, without importing PySpark."""
-    sql = sys.modules.get("pyspark.sql")
-    return None if sql is None else sql.SparkSession._instantiatedSession
+def _running_session(process: subprocess.Popen[bytes] | None) -> SparkSession | None:
+    """Return the session of a Java, without importing PySpark.
+
+    :param process: the Java; ``None`` for one that PySpark has started.
+    """
+    pyspark, sql = sys.modules.get("pyspark"), sys.modules.get("pyspark.sql")
+    if pyspark is None or sql is None:
+        return None
+    gateway = pyspark.SparkContext._gateway
+    if process is not None and (gateway is None or gateway.proc is not process):
+        return None
+    session: SparkSession | None = sql.SparkSession._instantiatedSession
+    return session
 
 
 def _forget_gateway(process: subprocess.Popen[bytes]) -> None:

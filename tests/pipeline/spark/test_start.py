@@ -22,6 +22,7 @@ from synapse_replication.pipeline.spark.start import (
     check_master,
     spark_home,
 )
+from tests.pipeline.shared_session import shared_session
 
 
 class SparkHomeTests(SynchronousTestCase):
@@ -184,11 +185,16 @@ class EnvironmentTests(SynchronousTestCase):
 
     def test_no_execution(self) -> None:
         """Native libraries are in the cache folder if /tmp does not allow them."""
+        session = shared_session()
         folder = Path(self.mktemp()).absolute()
         (folder / "tmp").mkdir(parents=True)
         self.patch(tempfile, "tempdir", str(folder / "tmp"))
-        environ = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache")}
-        self.patch(os, "environ", environ)
+        environ = {
+            "XDG_CACHE_HOME": str(folder / "cache"),
+            # With an option of the user, Java ends in order.
+            "SPARK_SUBMIT_OPTS": "-XX:TieredStopAtLevel=1",
+        }
+        self.patch(os, "environ", {**os.environ, **environ})
 
         def statvfs(path: str | Path) -> SimpleNamespace:
             found = os.ST_NOEXEC if str(path).endswith("/tmp") else 0
@@ -200,6 +206,8 @@ class EnvironmentTests(SynchronousTestCase):
         assert started.process is not None
         command = " ".join(map(str, started.process.args))  # type: ignore[arg-type]
         started.end()
+        # The session of another Java goes on.
+        self.assertEqual(session.range(3).count(), 3)
         self.assertIn(f"-Djava.io.tmpdir={folder}/cache/", command)
         self.assertEqual(list((folder / "tmp").iterdir()), [])
         (folder / "cache" / "synapse-replication").chmod(0o777)
@@ -263,7 +271,7 @@ class JobTests(SynchronousTestCase):
         done = subprocess.run(
             [sys.executable, "-c", _JOB],
             env={
-                **os.environ,
+                **{k: v for k, v in os.environ.items() if k != "SPARK_SUBMIT_OPTS"},
                 "PYSPARK_SUBMIT_ARGS": f"--master local[2] {arguments} pyspark-shell",
             },
             capture_output=True,
