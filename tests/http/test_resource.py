@@ -7,7 +7,7 @@ from collections import Counter
 from typing import Any
 from urllib.parse import quote
 
-from hypothesis import given, settings, strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from treq.testing import StubTreq
 from twisted.internet.defer import Deferred, succeed
 from twisted.trial.unittest import SynchronousTestCase
@@ -130,7 +130,12 @@ class ReplicationResourceTests(SynchronousTestCase):
             self.assertEqual((status, body["errcode"]), (400, code))
             self.assertIn(name, body["error"])
 
-    @settings(derandomize=True, deadline=None, max_examples=300)
+    @settings(
+        derandomize=True,
+        deadline=None,
+        max_examples=300,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
     @given(
         st.lists(st.binary(max_size=8), max_size=5),
         st.dictionaries(

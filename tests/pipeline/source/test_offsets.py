@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 
-from hypothesis import given, strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import PipelineError
@@ -32,14 +32,22 @@ def covered(offset: StreamOffset) -> set[tuple[str, int]]:
     }
 
 
+#: The same examples in each run, however slow the machine is.
+deterministic = settings(
+    derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+
+
 class StreamOffsetTests(SynchronousTestCase):
     """Tests for one stream's offset."""
 
+    @deterministic
     @given(offsets, offsets)
     def test_advance_covers_both(self, one: StreamOffset, other: StreamOffset) -> None:
         """The maximum covers exactly the rows that either offset covers."""
         self.assertEqual(covered(one.advance(other)), covered(one) | covered(other))
 
+    @deterministic
     @given(offsets, offsets)
     def test_minimum_covers_common_rows(
         self, one: StreamOffset, other: StreamOffset
@@ -47,6 +55,7 @@ class StreamOffsetTests(SynchronousTestCase):
         """The minimum covers exactly the rows that both offsets cover."""
         self.assertEqual(covered(one.retreat(other)), covered(one) & covered(other))
 
+    @deterministic
     @given(offsets, offsets, ids)
     def test_towards(self, start: StreamOffset, more: StreamOffset, upto: int) -> None:
         """Advancing to an id covers exactly the target's rows up to that id."""
@@ -54,6 +63,7 @@ class StreamOffsetTests(SynchronousTestCase):
         part = {(w, id_) for w, id_ in covered(target) if id_ <= upto}
         self.assertEqual(covered(start.towards(target, upto)), covered(start) | part)
 
+    @deterministic
     @given(offsets, st.lists(ids, max_size=4))
     def test_steps_make_the_whole(self, target: StreamOffset, steps: list[int]) -> None:
         """Steps of any size end at the target, and never decrease."""
@@ -64,6 +74,7 @@ class StreamOffsetTests(SynchronousTestCase):
             at = after
         self.assertEqual(covered(at.towards(target, target.furthest)), covered(target))
 
+    @deterministic
     @given(offsets)
     def test_json_and_pickle(self, offset: StreamOffset) -> None:
         """
@@ -82,6 +93,7 @@ class StreamOffsetTests(SynchronousTestCase):
         self.assertEqual(StreamOffset().furthest, 0)
         self.assertEqual((offset.least, offset.furthest), (0, 5))
 
+    @deterministic
     @given(offsets)
     def test_naming(self, offset: StreamOffset) -> None:
         """An offset that contains a further writer covers the same rows."""
@@ -110,6 +122,7 @@ class StreamOffsetTests(SynchronousTestCase):
 class OffsetsTests(SynchronousTestCase):
     """Tests for the offsets of all streams."""
 
+    @deterministic
     @given(st.dictionaries(st.sampled_from(("events", "a", "z")), offsets))
     def test_text_is_the_same(self, found: dict[str, StreamOffset]) -> None:
         """Equal offsets have the same JSON text, which Spark compares."""
