@@ -12,7 +12,6 @@ import io
 import json
 import lzma
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -110,9 +109,6 @@ redis: &r {enabled: true, host: "h", port: 6379}
 synapse_replication: {<<: *r, streams: [a, 1, 2024-01-01, null, ~, 0x1f, !!str 5]}
 """
 _SEED_ANSWER = b'{"updates":[[7,["!r",[]]]],"upto_token":7,"limited":false}'
-
-#: For inputs that are files.
-_FOLDER = Path(tempfile.mkdtemp(prefix="fuzz-"))
 
 _CODECS = [stream.description.codec for stream in STANDARD_STREAMS.values()]
 
@@ -288,7 +284,7 @@ def read_as_recording(data: bytes) -> None:
 
 def read_as_journal(data: bytes) -> None:
     """Open data as a journal; what it then contains is read again as it was."""
-    path = _FOLDER / "journal"
+    path = Path(sys.argv[1], "journal")
     path.write_bytes(data)
     try:
         journal = JournalSink(path, lambda stream, row: row)
@@ -305,7 +301,7 @@ def read_as_journal(data: bytes) -> None:
 
 def read_as_yaml(data: bytes) -> None:
     """Read data as a file of the configuration."""
-    path = _FOLDER / "fuzz.yaml"
+    path = Path(sys.argv[1], "fuzz.yaml")
     path.write_bytes(data)
     for problem in read_files([str(path)]).problems:
         assert len(str(problem)) < 1000, problem
@@ -339,8 +335,8 @@ def read_as_response(data: bytes) -> None:
 def main() -> None:
     """Run with the seeds, and with the corpora in the given folders.
 
-    The first argument is an empty folder for the seeds and, if no other folder is
-    given, for new inputs. The caller removes that folder.
+    The first argument is an empty folder for the seeds, for inputs that are files
+    and, if no other folder is given, for new inputs. The caller removes that folder.
     """
     folder, *arguments = sys.argv[1:]
     found, given = Path(folder, "found"), Path(folder, "seeds")
