@@ -24,6 +24,7 @@ from twisted.internet.task import deferLater
 from twisted.logger import Logger
 
 from synapse_replication.app.journal import JournalSink
+from synapse_replication.errors import ReplicationError
 from synapse_replication.storage.database import Database, Transaction, connect
 from synapse_replication.storage.id_streams import IdStream
 from synapse_replication.storage.sequences import load_positions
@@ -193,7 +194,11 @@ class Writer(MultiService):
                 self._reactor.callLater(self._random.random() * 0.3, block.cancel)
             try:
                 await block
-            except (CancelledError, RuntimeError, psycopg2.Error) as error:
+            except (
+                *(CancelledError, RuntimeError, psycopg2.Error),
+                # The outcome of a commit is not known yet, for instance.
+                ReplicationError,
+            ) as error:
                 _log.debug("block: {error}", error=error)
         self._running -= 1
 
