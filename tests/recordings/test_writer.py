@@ -252,13 +252,17 @@ class RecordingFilesTests(SynchronousTestCase):
             self.assertEqual(counts[0], 3)
         self.assertGreater(limit, 100)
 
-    def test_each_bit(self) -> None:
-        """Whichever bit of a file flips, no line is read wrong, or silently missing."""
+    def record_two_lines(self) -> Path:
+        """Record two lines, and return the path of the file."""
         files = self.record()
         for number in range(2):
             files.write("x", b"PING %d" % number)
         files.close()
-        path = self.folder / self.names()[0]
+        return self.folder / self.names()[0]
+
+    def test_each_bit(self) -> None:
+        """Whichever bit of a file flips, no line is read wrong, or silently missing."""
+        path = self.record_two_lines()
         whole = path.read_bytes()
         right = [self.without_number(record) for record in read_recording(path)]
         for bit in range(8 * len(whole)):
@@ -281,11 +285,7 @@ class RecordingFilesTests(SynchronousTestCase):
         A file that was cut off at any byte has the first of its lines, and an error
         unless it was cut off at the end of a line.
         """
-        files = self.record()
-        for number in range(2):
-            files.write("x", b"PING %d" % number)
-        files.close()
-        path = self.folder / self.names()[0]
+        path = self.record_two_lines()
         whole = path.read_bytes()
         right = list(read_recording(path))
         for end in range(len(whole)):
