@@ -28,6 +28,7 @@ from scripts.tools.faults.synapse.course import (
     run_deployment,
 )
 from scripts.tools.faults.synapse.deployments import DEPLOYMENTS
+from scripts.tools.faults.synapse.monitored import run_monitored
 from scripts.tools.faults.synapse.nemeses import FULL_RUN, MIXABLE, NAMES
 from scripts.tools.faults.synapse.schedule import make_schedule
 from synapse_replication.demo.deployment import interrupt_on_termination
@@ -37,7 +38,15 @@ T = TypeVar("T", Result, DeploymentResult)
 
 #: The options that apply to one host only.
 _OF_DEMO = ("names", "rate", "recording")
-_OF_SYNAPSE = ("deployments", "nemeses", "rounds", "patience", "bug", "meter")
+_OF_SYNAPSE = (
+    "deployments",
+    "nemeses",
+    "rounds",
+    "patience",
+    "bug",
+    "meter",
+    "monitor",
+)
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -111,6 +120,14 @@ _OF_SYNAPSE = ("deployments", "nemeses", "rounds", "patience", "bug", "meter")
     "be missing.",
 )
 @click.option(
+    "--monitor",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="MINUTES",
+    help="With --host synapse: run `monitor` beside stock processes for this time, "
+    "with traffic and faults; each alarm must have a cause, and each killed process "
+    "must be named.",
+)
+@click.option(
     "--costs",
     is_flag=True,
     help="Measure the cost of each kind of hostile input instead, and print the table.",
@@ -156,6 +173,7 @@ def faults(
     patience: float,
     bug: str,
     meter: bool,
+    monitor: float | None,
     costs: bool,
     only: str,
     soak: float | None,
@@ -204,6 +222,12 @@ def faults(
             show_table(Console(), results)
         sys.exit(0 if all(result.is_good for result in results) else 1)
 
+    if monitor is not None:
+        interrupt_on_termination()
+        monitored = run_monitored(monitor, seed, print_line)
+        for line in monitored.lines():
+            click.echo(line)
+        sys.exit(0 if monitored.is_good else 1)
     schedule = make_schedule(seed, nemeses or FULL_RUN, rounds, MIXABLE)
     found = _run_all(
         deployments
