@@ -11,6 +11,7 @@ content of USER_IP never leaves the task that reads it.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -31,6 +32,8 @@ from synapse_replication.recordings.reader import (
     read_records,
 )
 from synapse_replication.wire import commands
+
+_logger = logging.getLogger(__name__)
 
 #: The suffixes of recordings in a folder.
 SUFFIXES: Final = (".jsonl", ".jsonl.gz", ".jsonl.xz")
@@ -89,12 +92,20 @@ def scan_recordings(paths: Iterable[str | os.PathLike[str]]) -> Scan:
 def find_recordings(paths: Iterable[str | os.PathLike[str]]) -> list[Path]:
     """Return the files of recordings, including those in folders.
 
+    Files that a recorder has not completed are named in the log, and not returned.
+
     :raises PipelineError: if a path does not exist, or a folder contains no recording.
     """
     files: dict[Path, None] = {}
     for given in paths:
         path = Path(given).absolute()
         found = recordings_in(path)
+        for partial in sorted(path.rglob("*.partial")):
+            _logger.warning(
+                "%s is not read: its recorder still runs, or was killed; start the "
+                "recorder again to complete the file, or pass its name",
+                partial,
+            )
         if not found:
             raise PipelineError(
                 f"{path} contains no recording; the names of recordings end with "

@@ -4,7 +4,9 @@ A file is written as ``NAME.jsonl.partial``, and renamed to ``NAME.jsonl`` once 
 complete and synced, so that readers never find an incomplete ``NAME.jsonl``. A
 compressed file has ``.jsonl.gz`` instead of ``.jsonl``. ``NAME`` begins with the time
 of the file's first line in UTC, so names sort by time. If the process is killed, the
-next start recovers the complete lines of its ``.partial`` file.
+next start recovers the complete lines of its ``.partial`` file. If this file is damaged
+and not only cut off, it is kept as ``NAME.jsonl.damaged``, because only the lines
+before the damage are recovered.
 
 Each line has the keys of a recording (``t``, ``channel``, ``line``), ``time_ms`` and
 ``crc`` (see :mod:`synapse_replication.checksums`).
@@ -18,14 +20,15 @@ import fcntl
 import gzip
 import os
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import IO, Any, BinaryIO, Final, Literal
 
 import attrs
+from twisted.logger import Logger
 
-from synapse_replication.checksums import add_checksum
+from synapse_replication.checksums import add_checksum, check_checksum
 from synapse_replication.durable import open_private, rename_durably
 from synapse_replication.errors import ReplicationError
 from synapse_replication.streams.rows import encode_json
@@ -33,8 +36,10 @@ from synapse_replication.wire.commands import UserIpCommand
 
 _PARTIAL: Final = ".partial"
 _REPAIRED: Final = ".repaired"
+_DAMAGED: Final = ".damaged"
 _USER_IP: Final = UserIpCommand.NAME.encode()
 _BUFFER_BYTES: Final = 256 * 1024
+_log = Logger()
 
 
 class RecordingWriteError(ReplicationError):
@@ -218,34 +223,80 @@ def _explaining_os_errors(folder: Path) -> Iterator[None]:
 def _complete_partial(partial: Path) -> None:
     """Recover the complete lines of the file of a killed process.
 
-    If no line is complete, remove the file.
+    If no line is complete, no file remains, unless this one is damaged.
     """
     name = partial.with_suffix("")
-    if name.exists():
-        # An earlier recovery was interrupted after the rename.
-        partial.unlink()
-        return
-    with (
-        partial.open("rb") as read,
-        closing(_open(partial.with_suffix(_REPAIRED), "wb")) as repaired,
-    ):
+    with partial.open("rb") as read:
         file: Any = gzip.GzipFile(fileobj=read) if name.suffix == ".gz" else read
-        for line in _complete_lines(file):
-            repaired.write(line)
-    if repaired.size:
-        rename_durably(repaired.path, name)
-    else:
-        repaired.path.unlink()
+        lines = _CompleteLines(file)
+        if name.exists():
+            # An earlier recovery was interrupted after the rename.
+            count = sum(1 for _ in lines)
+        else:
+            count = _recover(lines, partial.with_suffix(_REPAIRED), name)
+    if lines.damage:
+        damaged = partial.with_suffix(_DAMAGED)
+        rename_durably(partial, damaged)
+        _log.error(
+            "{partial} is damaged ({why}): {count} line(s) before the damage were "
+            "recovered; the rest is in {damaged}, which is not read any more",
+            partial=partial,
+            why=lines.damage,
+            count=count,
+            damaged=damaged.name,
+        )
+        return
     partial.unlink()
+    _log.info(
+        "{partial} was left by a recorder that was killed: {count} line(s) were "
+        "recovered",
+        partial=partial,
+        count=count,
+    )
 
 
-def _complete_lines(file: IO[bytes]) -> Iterator[bytes]:
-    while True:
-        try:
-            line = file.readline()
-        except (EOFError, zlib.error, gzip.BadGzipFile):
-            # The last compressed block is incomplete.
-            return
-        if not line.endswith(b"\n"):
-            return
-        yield line
+def _recover(lines: Iterable[bytes], path: Path, name: Path) -> int:
+    """Write lines to a file, by way of another; return their number."""
+    count = 0
+    with closing(_open(path, "wb")) as repaired:
+        for line in lines:
+            repaired.write(line)
+            count += 1
+    if count:
+        rename_durably(path, name)
+    else:
+        path.unlink()
+    return count
+
+
+@attrs.define(eq=False)
+class _CompleteLines:
+    """The lines of a file up to its end, or to the first that is incomplete.
+
+    :ivar damage: why the file cannot be read to its end; empty if it can, or was only
+        cut off.
+    """
+
+    _file: IO[bytes]
+    damage: str = attrs.field(default="", init=False)
+    _is_wrong: bool = attrs.field(default=False, init=False)
+
+    def __iter__(self) -> Iterator[bytes]:
+        while True:
+            try:
+                line = self._file.readline()
+            except EOFError:
+                # The last compressed block is incomplete. Damage can look like that.
+                if self._is_wrong:
+                    self.damage = "a line has a wrong checksum"
+                return
+            except (zlib.error, gzip.BadGzipFile) as error:
+                self.damage = str(error)
+                return
+            if not line.endswith(b"\n"):
+                return
+            try:
+                check_checksum(line)
+            except ValueError:
+                self._is_wrong = True
+            yield line

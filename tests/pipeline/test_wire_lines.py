@@ -18,7 +18,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from synapse_replication.cli.follow import parse_line, print_as_json
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.schemas import WIRE_SCHEMA
-from synapse_replication.pipeline.wire_lines import scan_recordings
+from synapse_replication.pipeline.wire_lines import find_recordings, scan_recordings
 from tests.pipeline.scans import read_here
 from tests.pipeline.shared_session import shared_session
 from tests.support.recordings import FULL_RECORDING
@@ -201,6 +201,19 @@ class ReadRecordingsTests(SynchronousTestCase):
             [(row.recording, row.line) for row in rows],
             [("a.jsonl.gz", "PING a"), ("b.jsonl", "PING b")],
         )
+
+    def test_not_completed(self) -> None:
+        """A file that a recorder has not completed is named, and can be passed."""
+        folder = Path(self.mktemp())
+        folder.mkdir()
+        for name in ("a.jsonl", "b.jsonl.gz.partial"):
+            (folder / name).touch()
+        with self.assertLogs("synapse_replication.pipeline.wire_lines") as logged:
+            found = find_recordings([folder])
+        self.assertEqual([path.name for path in found], ["a.jsonl"])
+        self.assertIn("b.jsonl.gz.partial is not read", logged.output[0])
+        partial = folder / "b.jsonl.gz.partial"
+        self.assertEqual(find_recordings([partial]), [partial.absolute()])
 
     def test_files_of_the_same_name(self) -> None:
         """

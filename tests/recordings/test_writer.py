@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+from twisted.logger import LogLevel, capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.recordings.reader import (
@@ -178,7 +179,8 @@ class RecordingFilesTests(SynchronousTestCase):
         files.write("x", b"PING 1")
         files.close()
         (name,) = self.names()
-        (self.folder / f"{name}.partial").write_bytes(b"old")
+        content = (self.folder / name).read_bytes()
+        (self.folder / f"{name}.partial").write_bytes(content[:-3])
         self.record().close()
         self.assertEqual(self.names(), [name])
         self.assertEqual(self.lines(name), ["PING 1"])
@@ -340,13 +342,50 @@ class CompressedFilesTests(RecordingFilesTests):
         return [(len(content), 3), (20, 0), (5, 0), (0, 0)]
 
     def test_first_page_lost(self) -> None:
-        """A file whose beginning is zeros after a power failure is removed."""
+        """
+        A file whose beginning is zeros after a power failure is kept, and named in the
+        log; other starts leave it as it is.
+        """
         files = self.record()
         files.write("x", b"PING 1")
         (name,) = self.names()
         files.close()
         for path in self.folder.glob("2*"):
             path.unlink()
-        (self.folder / name).write_bytes(bytes(4096) + b"\n")
+        content = bytes(4096) + b"\n"
+        (self.folder / name).write_bytes(content)
+        with capturedLogs() as events:
+            self.record().close()
+            self.record().close()
+        (damaged,) = self.names()
+        self.assertEqual(damaged, name.replace(".partial", ".damaged"))
+        self.assertEqual((self.folder / damaged).read_bytes(), content)
+        (event,) = events
+        self.assertEqual(event["log_level"], LogLevel.error)
+        self.assertIn(damaged, formatEvent(event))
+
+    def test_damage_in_the_middle(self) -> None:
+        """The lines before the damage are recovered, and the file is kept."""
+        files = self.record(roll_bytes=1_000_000)
+        for number in range(500):
+            files.write("x", b"PING %d" % number)
+        files.tick()
+        (partial,) = self.names()
+        content = bytearray((self.folder / partial).read_bytes())
+        files.close()
+        for path in self.folder.glob("2*"):
+            path.unlink()
+        middle = len(content) // 2
+        content[middle : middle + 64] = b"\xff" * 64
+        (self.folder / partial).write_bytes(content)
         self.record().close()
-        self.assertEqual(self.names(), [])
+        recovered, damaged = self.names()
+        self.assertEqual(damaged, partial.replace(".partial", ".damaged"))
+        self.assertEqual((self.folder / damaged).read_bytes(), content)
+        lines = [
+            each.line
+            for each in read_recording(self.folder / recovered)
+            if isinstance(each, Record)
+        ]
+        # The block with the damage may have lines that are wrong.
+        self.assertEqual(lines[:200], [b"PING %d" % number for number in range(200)])
