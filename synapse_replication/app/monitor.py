@@ -355,7 +355,6 @@ class Monitor(Service):
     :param host: the address on which to serve.
     :param port: the port on which to serve.
     :ivar started: fails if the monitor cannot start. Otherwise it never fires.
-    :raises ConfigError: if an endpoint for direct TCP cannot be used.
     """
 
     def __init__(
@@ -441,8 +440,8 @@ class Monitor(Service):
     def startService(self) -> None:
         """Start to listen, to ask and to serve.
 
-        :raises ConfigError: if the port cannot be used, or a file of the Redis TLS
-            options.
+        :raises ConfigError: if the port, a file of the Redis TLS options, or an
+            endpoint for direct TCP cannot be used.
         """
         super().startService()  # type: ignore[no-untyped-call]
         host, port = self._at

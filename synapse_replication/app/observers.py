@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from twisted.logger import Logger
@@ -102,8 +102,9 @@ class ProcessObservers:
         self._stalls.check(self.status)
         self._stalls.report_turns(self._turns.take_stall())
 
-    def stop(self) -> None:
+    def stop(self) -> Awaitable[None] | None:
         """Stop the hooks, the sampling and the measurement of turns."""
         self.hooks.stop()
         self._sampling.stop()
         self._turns.stop()
+        return None

@@ -8,8 +8,7 @@ a callback before it is parsed, in the order of arrival.
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, TextIO
 
 import attrs
@@ -18,9 +17,9 @@ from twisted.internet.defer import Deferred, maybeDeferred
 from twisted.logger import Logger
 from typing_extensions import override
 
-from synapse_replication.config.endpoints import client_endpoint
+from synapse_replication.app.links import connect_direct_tcp, connect_redis
+from synapse_replication.app.stop_steps import StopSteps
 from synapse_replication.config.process import ProcessConfig
-from synapse_replication.config.redis import explained_redis_files
 from synapse_replication.errors import LocalProtocolError, ReplicationError
 from synapse_replication.handlers.host_parts import ReactorClock
 from synapse_replication.handlers.interfaces import ReplicationConnection
@@ -158,7 +157,7 @@ class Follower(Service):
     :param begin: called before the links are started.
     :param observers: observers of the links, in addition to the log.
     :ivar started: fails when :meth:`fail` is called. Otherwise it never fires.
-    :raises ConfigError: if an endpoint for direct TCP cannot be used.
+    :ivar unfinished: what a stop did not finish, for the exit status; empty if nothing.
     """
 
     _config: ProcessConfig
@@ -169,24 +168,11 @@ class Follower(Service):
     _begin: Callable[[], object] = lambda: None
     _observers: Sequence[ReplicationObserver] = attrs.field(default=(), kw_only=True)
     started: Deferred[None] = attrs.field(factory=Deferred, init=False)
-    _starts: list[Callable[[], object]] = attrs.field(factory=list, init=False)
-    _stops: list[Callable[[], Awaitable[None]]] = attrs.field(factory=list, init=False)
-
-    def __attrs_post_init__(self) -> None:
-        config, reactor, tap = self._config, self._reactor, self._tap
-        name = config.server_name
-        observer = CompositeObserver([LoggingObserver(Logger()), *self._observers])
-        if config.redis is not None:
-            link = PassiveRedisLink(reactor, config.redis, name, tap, observer)
-            self._starts.append(link.start)
-            self._stops.append(link.stop)
-        clock, handler = ReactorClock(reactor), _NullHandler()
-        for description in config.tcp_connect:
-            client = PassiveTcpLink(self._name, name, clock, handler, observer)
-            client.tap = tap
-            endpoint = client_endpoint(reactor, description, config)
-            self._starts.append(partial(client.connect, endpoint, description))
-            self._stops.append(client.stop)
+    unfinished: str = attrs.field(default="", init=False)
+    _stops: StopSteps = attrs.field(
+        default=attrs.Factory(lambda self: StopSteps(self._reactor), takes_self=True),
+        init=False,
+    )
 
     def fail(self, error: ReplicationError) -> None:
         """Fail :attr:`started`, because the output has failed. Call it at most once."""
@@ -196,13 +182,25 @@ class Follower(Service):
     def startService(self) -> None:
         """Start the links.
 
-        :raises ConfigError: if a file of the Redis TLS options cannot be used.
+        :raises ConfigError: if a file of the Redis TLS options, or an endpoint for
+            direct TCP, cannot be used.
         """
         super().startService()  # type: ignore[no-untyped-call]
+        config, reactor, tap = self._config, self._reactor, self._tap
+        name = config.server_name
+        observer = CompositeObserver([LoggingObserver(Logger()), *self._observers])
         self._begin()
-        with explained_redis_files(self._config):
-            for start in self._starts:
-                start()
+        if config.redis is not None:
+            link = PassiveRedisLink(reactor, config.redis, name, tap, observer)
+            connect_redis(link, config, self._stops)
+        clock, handler = ReactorClock(reactor), _NullHandler()
+
+        def make_client() -> PassiveTcpLink:
+            client = PassiveTcpLink(self._name, name, clock, handler, observer)
+            client.tap = tap
+            return client
+
+        connect_direct_tcp(make_client, reactor, config, self._stops)
 
     @override
     def stopService(self) -> Deferred[None]:
@@ -210,8 +208,7 @@ class Follower(Service):
         return Deferred.fromCoroutine(self._stop())
 
     async def _stop(self) -> None:
-        for stop in self._stops:
-            await stop()
+        self.unfinished = ", ".join(await self._stops.run())
         await maybeDeferred(self._finish)
 
 

@@ -5,38 +5,34 @@ modules, HTTP, links, sending, the child services. So whenever a peer can reques
 all streams exist; and whenever rows are announced, they can be requested. On a stop,
 the process first stops the child services. It then sends and delivers pending rows,
 withdraws its syncing users (unless it is the main process), and closes the links. Each
-step takes at most :data:`DRAIN_TIMEOUT` s.
+step takes at most
+:data:`~synapse_replication.app.stop_steps.DRAIN_TIMEOUT` s.
 """
 
 from __future__ import annotations
 
-import errno
 import random
 import secrets
 import sys
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, overload
 
-import attrs
 from prometheus_client import CollectorRegistry
 from twisted.application.service import MultiService, Service
-from twisted.internet.defer import CancelledError, Deferred, TimeoutError
-from twisted.internet.error import CannotListenError
-from twisted.internet.interfaces import IProtocolFactory
+from twisted.internet.defer import CancelledError, Deferred
 from twisted.logger import Logger, LogLevel
-from twisted.protocols.tls import TLSMemoryBIOFactory
 from twisted.python.failure import Failure
 from typing_extensions import override
 
 from synapse_replication.app.host import PositionsOnlySink, StandaloneHost
+from synapse_replication.app.links import connect_direct_tcp, connect_redis
 from synapse_replication.app.modules import add_service, check_sink, load_factories
 from synapse_replication.app.observers import ProcessObservers
-from synapse_replication.app.position_check import start_position_check
+from synapse_replication.app.stop_steps import StopSteps
 from synapse_replication.app.stream_setup import StreamSetup
-from synapse_replication.config.listener_safety import Listener
+from synapse_replication.app.wiring import SENDING, StoredStreams, Wiring
 from synapse_replication.config.process import ProcessConfig
-from synapse_replication.config.redis import explained_redis_files
 from synapse_replication.config.replication_options import ReplicationOptions
 from synapse_replication.errors import (
     ConfigError,
@@ -46,15 +42,10 @@ from synapse_replication.errors import (
 )
 from synapse_replication.handlers import interfaces
 from synapse_replication.handlers.admission import DeclaredWriters
-from synapse_replication.handlers.asyncio_tasks import run_in_task
-from synapse_replication.handlers.epochs import PeerEpochs
-from synapse_replication.handlers.extension.extension import ReplicationExtension
 from synapse_replication.handlers.handler import (
-    HandlerOptions,
     ReplicationCommandHandler,
 )
 from synapse_replication.handlers.host_parts import ReactorClock
-from synapse_replication.handlers.receiving.partial_resync import PartialResync
 from synapse_replication.handlers.sending.streamer import (
     ReplicationStreamer,
     StreamerOptions,
@@ -69,7 +60,7 @@ from synapse_replication.redis.options import RedisOptions
 from synapse_replication.storage.database import Database, until_available
 from synapse_replication.storage.standby import preferring_writable, read_role
 from synapse_replication.storage.writer_lock import WriterLock
-from synapse_replication.streams.backlog import Backlog, BacklogOptions
+from synapse_replication.streams.backlog import BacklogOptions
 from synapse_replication.streams.standard.registry import MAIN_INSTANCE
 from synapse_replication.text import outgoing_label, process_label
 from synapse_replication.wire.commands import ClearUserSyncsCommand
@@ -81,60 +72,7 @@ if TYPE_CHECKING:
     from synapse_replication.storage.postgres_stream import PostgresStream
     from synapse_replication.streams.memory import InMemory, MemoryStream
     from synapse_replication.streams.table import TableStream
-
-#: The most time that each step of a stop may take, in s.
-DRAIN_TIMEOUT = 10.0
-#: The step of a stop without which rows are not sent.
-_SENDING = "sending written rows"
-
-
-@attrs.define(eq=False, repr=False)
-class StopSteps:
-    """The functions to call when a process stops, in the reverse order of adding them.
-
-    :param reactor: schedules the timeouts.
-    """
-
-    log = Logger()
-
-    _reactor: Any
-    _steps: list[tuple[str, Callable[[], Any]]] = attrs.field(factory=list, init=False)
-
-    def add(self, what: str, stop: Callable[[], Any]) -> None:
-        """Add a step.
-
-        :param what: describes the step in the log if it fails or takes too long.
-        :param stop: the function to call; if its result is awaitable, it is awaited.
-        """
-        self._steps.append((what, stop))
-
-    async def run(self) -> list[str]:
-        """Run all steps, even if some fail.
-
-        :return: the steps that failed, or did not finish in time.
-        """
-        failed = []
-        while self._steps:
-            what, stop = self._steps.pop()
-            ending = Deferred.fromCoroutine(_call(stop))
-            ending.addTimeout(DRAIN_TIMEOUT, self._reactor)
-            try:
-                await ending
-                continue
-            except TimeoutError:
-                why = f"it did not finish within {DRAIN_TIMEOUT:g} s"
-            except Exception as error:  # noqa: BLE001 -- logged; the next steps run
-                why = str(error) or type(error).__name__
-            failed.append(what)
-            text = "A step of the stop failed ({what}): {why}"
-            self.log.warn(text, what=what, why=why)
-        return failed
-
-
-async def _call(stop: Callable[[], Any]) -> None:
-    result = stop()
-    if isinstance(result, Awaitable):
-        await run_in_task(result)
+    from synapse_replication.tcp.factory import DirectTcpReplicationClientFactory
 
 
 class Replication(Service):
@@ -165,10 +103,6 @@ class Replication(Service):
 
     log = Logger()
 
-    #: Made when the streams exist.
-    _handler: ReplicationCommandHandler
-    _extension: ReplicationExtension | None = None
-
     def __init__(
         self,
         reactor: Any,
@@ -186,50 +120,25 @@ class Replication(Service):
         self._reactor = reactor
         self._modules = modules
         self._clock = ReactorClock(reactor)
-        self._status = _make_status(options)
         #: The registry of this process's metrics.
         self.metrics_registry = CollectorRegistry()
         self._spans = _make_spans(options)
         self._observers = ProcessObservers(
             options.server_name,
             self._clock,
-            self._status,
+            _make_status(options),
             ReplicationMetrics(self.metrics_registry),
             Logger("synapse_replication"),
             self._spans,
         )
-        self._observer = self._observers.observer
         #: Delivers events to subscribed callbacks.
         self.hooks = self._observers.hooks
-        self._epochs = PeerEpochs()
-        agent = self._http_pool = None
-        if options.instances:
-            # Importing Twisted's web client takes 1 MiB, and its server 2 MiB.
-            from synapse_replication.http.agent import make_agent
-
-            agent, self._http_pool = make_agent(
-                reactor, options.instances, options.tls.for_connecting
-            )
-        self._client = HttpCatchUpClient(
-            agent,
-            options.instances,
-            options.secret,
-            reactor,
-            epoch_of=self._epochs.epoch_of if options.backlog else None,
-            observer=self._observer,
-        )
-        self._database: Database | None = None
-        if (database := options.database) is not None:
-            conninfo, most = database.conninfo, database.max_connections
-            if self._writes_database:
-                conninfo = preferring_writable(conninfo)
-            self._database = Database(conninfo, reactor, max_connections=most)
         self.host = StandaloneHost(
             interfaces.Identity(
                 options.server_name, options.instance_name, secrets.token_urlsafe(12)
             ),
             self._clock,
-            self._observer,
+            self._observers.observer,
             self.hooks,
             lambda name: with_retries(
                 self._client.for_stream(name), self._clock, random.random
@@ -239,14 +148,15 @@ class Replication(Service):
         self.sink: interfaces.RowSink = PositionsOnlySink() if sink is None else sink
         if command_sink is not None:
             self.host.commands = command_sink
-        self._backlog: Backlog | None = None
-        if options.backlog is not None:
-            self._backlog = Backlog(options.backlog)
-            self._observers.metrics.watch_backlog(self._backlog)
+        self._stops = StopSteps(reactor)
+        self._wiring = Wiring(
+            self.host, self._observers, options, self._stops, serves_backlog=True
+        )
+        self._client, self._http_pool = self._make_client()
+        self._database = self._make_database()
         self.services = MultiService()  # type: ignore[no-untyped-call]
         self.started: Deferred[None] = Deferred()
         self.lost: Deferred[None] = Deferred()
-        self._stops = StopSteps(reactor)
         self._starting: Deferred[None] | None = None
         self._began = self._is_up = False
         self._stop_waiters: list[Deferred[None]] = []
@@ -255,6 +165,35 @@ class Replication(Service):
         self._undelivered: list[str] = []
         #: What a stop did not finish, for the exit status; empty if nothing.
         self.unfinished = ""
+
+    def _make_client(self) -> tuple[HttpCatchUpClient, Any]:
+        """Return the client of other instances, and its connections, if any."""
+        options, agent, pool = self._options, None, None
+        if options.instances:
+            # Importing Twisted's web client takes 1 MiB, and its server 2 MiB.
+            from synapse_replication.http.agent import make_agent
+
+            agent, pool = make_agent(
+                self._reactor, options.instances, options.tls.for_connecting
+            )
+        client = HttpCatchUpClient(
+            agent,
+            options.instances,
+            options.secret,
+            self._reactor,
+            epoch_of=self._wiring.epochs.epoch_of if options.backlog else None,
+            observer=self._observers.observer,
+        )
+        return client, pool
+
+    def _make_database(self) -> Database | None:
+        database = self._options.database
+        if database is None:
+            return None
+        conninfo, most = database.conninfo, database.max_connections
+        if self._writes_database:
+            conninfo = preferring_writable(conninfo)
+        return Database(conninfo, self._reactor, max_connections=most)
 
     # -- for the service's own code ---------------------------------------------------
 
@@ -305,7 +244,7 @@ class Replication(Service):
         return make_root(
             frozenset({"health", "metrics"}),
             self.metrics_registry,
-            self._status.snapshot,
+            self._observers.status.snapshot,
         )
 
     # -- IService -------------------------------------------------------------------
@@ -335,7 +274,7 @@ class Replication(Service):
         """Stop the service.
 
         It may be called again, and from the sink: then the step that waits for the sink
-        is abandoned after :data:`DRAIN_TIMEOUT`.
+        is abandoned after :data:`~synapse_replication.app.stop_steps.DRAIN_TIMEOUT`.
 
         :return: a Deferred that fires when the service has stopped. Cancelling it does
             not end the stop.
@@ -360,12 +299,12 @@ class Replication(Service):
 
     def snapshot(self) -> ProcessStatus:
         """Return the current replication status."""
-        return self._status.snapshot()
+        return self._observers.status.snapshot()
 
     def resize_backlog(self, options: BacklogOptions) -> None:
         """Change the limits of the backlogs."""
-        if self._backlog is not None:
-            self._backlog.resize(options)
+        if self._wiring.backlog is not None:
+            self._wiring.backlog.resize(options)
 
     # -- start ----------------------------------------------------------------------
 
@@ -391,40 +330,30 @@ class Replication(Service):
         setup = StreamSetup(options, host, self._database, self._reactor)
         self._add_sinks(setup)
         await setup.add_streams(self.sink)
-        if self._backlog is not None:
+        if (backlog := self._wiring.backlog) is not None:
             for name, (start, token) in setup.empty_ranges.items():
-                self._backlog.of(name).skip_range(start, token)
+                backlog.of(name).skip_range(start, token)
         self._stops.add("reporting unloaded modules", self.hooks.unload_modules)
         for make in self._modules:
             add_service(make(host), self.services, options)
             self.hooks.module_loaded(make)
-        handler = self._handler = self._make_handler()
+        handler = self._make_handler()
+        self._wiring.connect(handler)
         host.outgoing.connect(handler)
         ids = setup.ids(handler.readers)
-        self._observers.start(self._reactor, handler, lambda: ids)
-        self._stops.add("stopping the observers", self._observers.stop)
+        self._wiring.start_observers(self._reactor, lambda: ids)
+        # Before the links, because it is notified whenever one of them is ready.
         streamer = ReplicationStreamer(
             host,
             handler.sender,
-            self._observer,
+            self._observers.observer,
             options=StreamerOptions(torture_level=options.torture_level),
         )
-        if options.serves_http:
-            await self._listen_http()
-        channels = handler.start_replication()
-        if options.has_direct_tcp:
-            await self._start_direct_tcp()
-        if options.redis is not None:
-            self._start_redis(options.redis, channels)
-        if self._extension is not None:
-            self._extension.start()
-            self._stops.add("announcing the exit", self._extension.stop)
-        self._stops.add("dropping unsent commands", handler.sender.drop_unsent)
+        await self._open_links(handler.start_replication())
+        self._wiring.start_extension()
         self._stops.add("withdrawing syncing users", self._clear_users)
         self._stops.add("handling received commands", self._deliver_received)
-        self._stops.add(_SENDING, streamer.stop)
-        streamer.start()
-        self._start_position_check()
+        self._wiring.start_sending(streamer, self._stored_streams())
         self.services.startService()  # type: ignore[no-untyped-call]
         self._is_up = True
         self.log.info(
@@ -513,21 +442,13 @@ class Replication(Service):
             self.lost.addErrback(lambda _: self._reactor.stop())
             self.lost.errback(error)
 
-    def _start_position_check(self) -> None:
+    def _stored_streams(self) -> StoredStreams | None:
         options = self._options
         if self._database is None:
-            return
-        check = start_position_check(
-            self._database,
-            self._handler,
-            self._epochs,
-            options.stored,
-            options.writers,
-            options.instances,
-            interval=options.receiving.position_check_seconds,
+            return None
+        return StoredStreams(
+            self._database, options.stored, options.writers, options.instances
         )
-        if check is not None:
-            self._stops.add("stopping the reads of positions", check.stop)
 
     def _add_sinks(self, setup: StreamSetup) -> None:
         host, sink = self.host, self.sink
@@ -540,132 +461,103 @@ class Replication(Service):
                 self._stops.add(f"closing {type(each).__name__}", each.close)
 
     def _make_handler(self) -> ReplicationCommandHandler:
-        """Return the command handler; create the extension, if it is enabled."""
-        host, observer = self.host, self._observer
         config = self._options
-        partial = None
-        if self._backlog is not None:
-            partial = PartialResync(
-                self._epochs, self._client.get_backlog, self._clock, observer
-            )
-        options = HandlerOptions(
+        options = self._wiring.handler_options(
+            self._client.get_backlog,
             expects_links=config.has_links,
             writers=DeclaredWriters(
                 config.writers,
                 [MAIN_INSTANCE, config.instance_name, *config.instances],
             ),
-            receiver=config.receiving,
-            partial=partial,
         )
-        handler = ReplicationCommandHandler(host, observer, options=options)
-        if self._backlog is not None:
-            self._extension = ReplicationExtension(
-                handler, self._epochs, self._backlog, where=process_label()
+        return ReplicationCommandHandler(
+            self.host, self._observers.observer, options=options
+        )
+
+    async def _open_links(self, channels: tuple[str, ...]) -> None:
+        options = self._options
+        if options.serves_http:
+            # Importing Twisted's web server takes 2 MiB.
+            from synapse_replication.app.http_site import make_sites
+            from synapse_replication.app.listening import Listening
+
+            listening = Listening(self._reactor, options, self._stops)
+            for listener, site in make_sites(
+                options,
+                self.host,
+                self._wiring.backlog,
+                self.metrics_registry,
+                self._observers.status.snapshot,
+            ):
+                await listening.open(listener, site)
+        if options.has_direct_tcp:
+            await self._serve_direct_tcp()
+            connect_direct_tcp(
+                self._make_tcp_client, self._reactor, options, self._stops
             )
-        return handler
+        if options.redis is not None:
+            self._connect_redis(options.redis, channels)
 
-    async def _listen_http(self) -> None:
-        # Importing Twisted's web server takes 2 MiB.
-        from synapse_replication.app.http_site import make_sites
-
-        for listener, site in make_sites(
-            self._options,
-            self.host,
-            self._backlog,
-            self.metrics_registry,
-            self._status.snapshot,
-        ):
-            await self._open(listener, site)
-
-    async def _start_direct_tcp(self) -> None:
+    async def _serve_direct_tcp(self) -> None:
         # Importing both ends of direct TCP, and Twisted's endpoints, takes 0.5 MiB.
-        from synapse_replication.config.endpoints import client_endpoint
-        from synapse_replication.tcp.factory import (
-            DirectTcpReplicationClientFactory,
-            ReplicationStreamProtocolFactory,
+        from synapse_replication.app.listening import Listening
+        from synapse_replication.tcp.factory import ReplicationStreamProtocolFactory
+
+        options = self._options
+        listeners = [each for each in options.listeners if each.direct_tcp]
+        if not (options.tcp_listen or listeners):
+            return
+        factory = ReplicationStreamProtocolFactory(
+            options.server_name,
+            self._clock,
+            self._wiring.handler,
+            self._observers.observer,
+            limit=options.tcp_limit,
+            extension=self._wiring.extension,
+            max_connections=options.max_tcp_connections,
         )
+        self._observers.status.watch_buffers(factory.buffers)
+        self._stops.add("closing direct TCP connections", factory.close_connections)
+        listening = Listening(self._reactor, options, self._stops)
+        for description in options.tcp_listen:
+            await listening.listen(description, factory)
+        for listener in listeners:
+            await listening.open(listener, factory)
 
-        config = self._options
-        listeners = [each for each in config.listeners if each.direct_tcp]
-        if config.tcp_listen or listeners:
-            factory = ReplicationStreamProtocolFactory(
-                config.server_name,
-                self._clock,
-                self._handler,
-                self._observer,
-                limit=config.tcp_limit,
-                extension=self._extension,
-                max_connections=config.max_tcp_connections,
-            )
-            self._observers.status.watch_buffers(factory.buffers)
-            self._stops.add("closing direct TCP connections", factory.close_connections)
-            for description in config.tcp_listen:
-                await self._listen(description, factory)
-            for listener in listeners:
-                await self._open(listener, factory)
-        for description in config.tcp_connect:
-            client = DirectTcpReplicationClientFactory(
-                config.instance_name,
-                config.server_name,
-                self._clock,
-                self._handler,
-                self._observer,
-                limit=config.tcp_limit,
-                extension=self._extension,
-            )
-            self._observers.status.watch_buffers(client.buffers)
-            endpoint = client_endpoint(self._reactor, description, config)
-            client.connect(endpoint, description)
-            self._stops.add("closing the direct TCP connection", client.stop)
+    def _make_tcp_client(self) -> DirectTcpReplicationClientFactory:
+        from synapse_replication.tcp.factory import DirectTcpReplicationClientFactory
 
-    def _start_redis(self, redis: RedisOptions, channels: tuple[str, ...]) -> None:
+        options = self._options
+        client = DirectTcpReplicationClientFactory(
+            options.instance_name,
+            options.server_name,
+            self._clock,
+            self._wiring.handler,
+            self._observers.observer,
+            limit=options.tcp_limit,
+            extension=self._wiring.extension,
+        )
+        self._observers.status.watch_buffers(client.buffers)
+        return client
+
+    def _connect_redis(self, redis: RedisOptions, channels: tuple[str, ...]) -> None:
+        handler = self._wiring.handler
         link = RedisReplicationLink(
             self._reactor,
             redis,
             self._options.server_name,
-            self._handler,
-            self._observer,
-            lambda lost: self._handler.sender.announce_positions(),
+            handler,
+            self._observers.observer,
+            lambda lost: handler.sender.announce_positions(),
             channels,
-            extension=self._extension,
+            extension=self._wiring.extension,
         )
-        with explained_redis_files(self._options):
-            link.start()
+        connect_redis(link, self._options, self._stops)
         self.host.set_cache(link.cache)
         self._observers.status.watch_buffers(link.buffers)
-        self._stops.add("closing the Redis connections", link.stop)
-
-    async def _open(self, listener: Listener, factory: IProtocolFactory) -> None:
-        # Imported where something listens: it takes 0.3 MiB.
-        from synapse_replication.config.endpoints import listener_descriptions
-
-        if listener.tls:
-            context = self._options.tls.for_listening()
-            factory = TLSMemoryBIOFactory(context, False, factory)
-        for description in listener_descriptions(listener):
-            await self._listen(description, factory)
-
-    async def _listen(self, description: str, factory: IProtocolFactory) -> None:
-        from synapse_replication.config.endpoints import server_endpoint
-
-        endpoint = server_endpoint(self._reactor, description, self._options)
-        try:
-            port = await endpoint.listen(factory)
-        except CannotListenError as error:
-            is_tcp = description in self._options.tcp_listen
-            raise self._options.error(
-                "tcp_listen" if is_tcp else "listeners",
-                f"cannot listen on {description}: {error.socketError}",
-                "raise the limit of open files (ulimit -n, or LimitNOFILE=)"
-                if getattr(error.socketError, "errno", 0) == errno.EMFILE
-                else "remove the file, or stop the process that listens on it"
-                if description.startswith("unix:")
-                else "choose a free port, and an address of this machine",
-            ) from error
-        self._stops.add(f"closing {description}", port.stopListening)
 
     def _clear_users(self) -> None:
-        sender = self._handler.sender
+        sender = self._wiring.handler.sender
         # Clients of this process's own listener know none of its users.
         is_known = any(not each.relays for each in sender.links)
         if is_known and not self._options.is_main:
@@ -689,7 +581,7 @@ class Replication(Service):
             # Everything that was started has been stopped.
             return
         self.hooks.stopping()
-        links = self._status.snapshot().links
+        links = self._observers.status.snapshot().links
         outcome = "everything received was handled and everything written was sent"
         if links and not any(link.up for link in links):
             outcome = "no link was up: readers will fetch what they have not received"
@@ -704,10 +596,10 @@ class Replication(Service):
 
     async def _deliver_received(self) -> None:
         try:
-            await self._handler.wait_until_idle()
+            await self._wiring.handler.wait_until_idle()
         except CancelledError:
             # The next steps cancel the sink, if it is still busy.
-            self._undelivered = self._handler.busy_streams()
+            self._undelivered = self._wiring.handler.busy_streams()
             raise
 
     def _describe_unfinished(self, failed: Sequence[str]) -> str:
@@ -722,7 +614,7 @@ class Replication(Service):
                 f"received rows of {names} were not delivered: they are fetched when "
                 "this process starts again, if its sink saves positions"
             )
-        if _SENDING in failed:
+        if SENDING in failed:
             texts.append(
                 "written rows were not sent: readers fetch them from the database, or "
                 "lose them if they were held in memory"

@@ -218,7 +218,6 @@ def make_follower(
     """Return a service that prints what a deployment replicates.
 
     :param with_positions: whether to print each writer's last position at the end.
-    :raises ConfigError: if an endpoint for direct TCP cannot be used.
     """
     output: Any = Output(out or sys.stdout, reactor, lambda error: follower.fail(error))
     follow = Follow(make_printer(output, as_json), filters, time.monotonic)

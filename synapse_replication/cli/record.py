@@ -45,7 +45,6 @@ def make_recorder(
     Its Deferred ``started`` fails if a recording cannot be written, for instance
     because the disk is full.
 
-    :raises ConfigError: if an endpoint for direct TCP cannot be used.
     """
     failed = False
 

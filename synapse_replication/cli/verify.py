@@ -100,8 +100,7 @@ def make_meter(
     :param patience: how long a committed row may wait for its announcement, in s.
     :param metrics_port: the port of 127.0.0.1 that serves the metrics; ``None`` for
         none.
-    :raises ConfigError: if no database is configured, or an endpoint for direct TCP
-        cannot be used.
+    :raises ConfigError: if no database is configured.
     """
     if config.database is None:
         raise config.error(

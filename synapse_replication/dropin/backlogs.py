@@ -29,18 +29,14 @@ from synapse_replication.dropin.host_code import make_yieldable
 from synapse_replication.dropin.host_streams import instances_of
 from synapse_replication.dropin.observer import monitoring_of, observer_of
 from synapse_replication.dropin.settings import own_settings
-from synapse_replication.handlers.epochs import PeerEpochs
 from synapse_replication.handlers.handler import ReplicationCommandHandler
-from synapse_replication.handlers.observer import ReplicationObserver
-from synapse_replication.handlers.receiving.partial_resync import PartialResync
+from synapse_replication.handlers.receiving.partial_resync import RequestRows
 from synapse_replication.http.location import InstanceLocation
 from synapse_replication.http.resource import ReplicationResource
-from synapse_replication.streams.backlog import Backlog, BacklogOptions
 from synapse_replication.streams.standard.registry import MAIN_INSTANCE
 from synapse_replication.streams.stream import StreamUpdateResult
 
 if TYPE_CHECKING:
-    from synapse_replication.handlers.interfaces import Clock
     from synapse_replication.http.client import HttpCatchUpClient
 
 #: The host's TLS policy is requested with a port, which has no effect on certificates.
@@ -91,16 +87,9 @@ def _make_resource(hs: Homeserver) -> ReplicationResource | None:
     )
 
 
-def make_backlog(hs: Homeserver) -> Backlog | None:
-    """Return the backlog of a homeserver; ``None`` if peers cannot request its rows.
-
-    :raises StreamConfigurationError: if a variable with a limit is not a whole number.
-    """
-    if not (_is_in_use() and _serves_replication(hs)):
-        return None
-    backlog = Backlog(own_settings().backlog or BacklogOptions())
-    monitoring_of(hs).metrics.watch_backlog(backlog)
-    return backlog
+def serves_backlog(hs: Homeserver) -> bool:
+    """Return whether peers can request rows from this process's memory."""
+    return _is_in_use() and _serves_replication(hs)
 
 
 def _is_in_use() -> bool:
@@ -129,23 +118,23 @@ def _serves_replication(hs: Homeserver) -> bool:
 # -- requesting ---------------------------------------------------------------------
 
 
-def make_partial_resync(
-    hs: Homeserver, clock: Clock, observer: ReplicationObserver, epochs: PeerEpochs
-) -> PartialResync | None:
-    """Return the client for writers' backlogs; ``None`` if backlogs are not used.
+def row_requests(hs: Homeserver) -> RequestRows | None:
+    """Return a function that requests rows from the backlog of a writer, once.
 
-    :param epochs: the epochs of the peers that use the extension.
+    :return: ``None`` if backlogs are not used.
     """
     if not _is_in_use():
         return None
     make_client = functools.cache(lambda: _make_client(hs))
 
-    async def request_rows(*request: Any) -> StreamUpdateResult:
-        """Request rows from one writer, without retries."""
-        asking = make_client().get_backlog(*request)
+    async def request_rows(
+        stream_name: str, instance_name: str, epoch: str, from_token: int, upto: int
+    ) -> StreamUpdateResult:
+        client = make_client()
+        asking = client.get_backlog(stream_name, instance_name, epoch, from_token, upto)
         return await make_yieldable(Deferred.fromCoroutine(asking))
 
-    return PartialResync(epochs, request_rows, clock, observer)
+    return request_rows
 
 
 def _make_client(hs: Homeserver) -> HttpCatchUpClient:

@@ -6,14 +6,11 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import attrs
-from twisted.internet.defer import Deferred, DeferredList, TimeoutError
+from twisted.internet.defer import Deferred, DeferredList
 
-from synapse_replication.app.position_check import (
-    StoredPositionCheck,
-    start_position_check,
-)
-from synapse_replication.dropin.backlogs import make_backlog, make_partial_resync
+from synapse_replication.app.stop_steps import StopSteps
+from synapse_replication.app.wiring import StoredStreams, Wiring
+from synapse_replication.dropin.backlogs import row_requests, serves_backlog
 from synapse_replication.dropin.foreign import ForeignConnection
 from synapse_replication.dropin.homeserver import Homeserver
 from synapse_replication.dropin.host_code import make_yieldable
@@ -25,16 +22,14 @@ from synapse_replication.dropin.settings import own_settings
 from synapse_replication.dropin.streamer import combine_notifications, favour_streamer
 from synapse_replication.dropin.synapse_host import SynapseHost
 from synapse_replication.handlers import handler
-from synapse_replication.handlers.epochs import PeerEpochs
 from synapse_replication.handlers.extension.extension import (
     FEW_PEERS,
     ReplicationExtension,
 )
-from synapse_replication.handlers.sending.streamer import ReplicationStreamer
 from synapse_replication.redis.subscriber import RedisSubscriber
+from synapse_replication.streams.backlog import Backlog
 from synapse_replication.streams.reader_table import State
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS
-from synapse_replication.text import process_label
 from synapse_replication.wire import commands
 
 #: The time after which positions are requested once more, in s: soon enough that no
@@ -55,9 +50,6 @@ class DropInCommandHandler(handler.ReplicationCommandHandler):
     not subscribe to the extension's channel.
 
     :ivar host: the adapter of ``hs``; the streamer uses the same adapter.
-    :ivar backlog: the recently sent rows; ``None`` if peers cannot request them.
-    :ivar extension: the extension, which the subscription to Redis uses; ``None`` if it
-        is disabled.
     """
 
     host: SynapseHost
@@ -65,35 +57,39 @@ class DropInCommandHandler(handler.ReplicationCommandHandler):
     def __init__(self, hs: Homeserver) -> None:
         self.hs = hs
         self.server_name = hs.hostname
-        observer = observer_of(hs)
         self.host = SynapseHost(hs, monitoring_of(hs).hooks)
-        self._epochs = epochs = PeerEpochs()
-        partial_resync = make_partial_resync(hs, self.host.clock, observer, epochs)
-        self.backlog = make_backlog(hs)
-        settings = own_settings()
-        has_links = bool(hs.config.redis.redis_enabled)
+        self._stops = StopSteps(hs.get_reactor(), _DRAIN_TIMEOUT)
+        self._wiring = Wiring(
+            self.host,
+            monitoring_of(hs),
+            own_settings(),
+            self._stops,
+            serves_backlog=serves_backlog(hs),
+        )
         super().__init__(
             self.host,
-            observer,
-            options=handler.HandlerOptions(
+            observer_of(hs),
+            options=self._wiring.handler_options(
+                row_requests(hs),
                 # Without Redis, Synapse is a single process.
-                expects_links=has_links,
-                partial=partial_resync,
-                receiver=settings.receiving
-                if has_links
-                else attrs.evolve(settings.receiving, position_check_seconds=0),
+                expects_links=bool(hs.config.redis.redis_enabled),
             ),
         )
-        self.extension: ReplicationExtension | None = None
-        if settings.backlog is not None:
-            self.extension = ReplicationExtension(
-                self, epochs, self.backlog, where=process_label()
-            )
+        self._wiring.connect(self)
         self._is_stopping = False
-        self._position_check: StoredPositionCheck | None = None
         self._foreign: dict[Any, ForeignConnection] = {}
         hs.get_notifier().add_lock_released_callback(self.on_lock_released)
         combine_notifications(hs)
+
+    @property
+    def backlog(self) -> Backlog | None:
+        """The recently sent rows; ``None`` if peers cannot request them."""
+        return self._wiring.backlog
+
+    @property
+    def extension(self) -> ReplicationExtension | None:
+        """The extension; ``None`` if it is disabled."""
+        return self._wiring.extension
 
     # -- start --------------------------------------------------------------------
 
@@ -103,21 +99,19 @@ class DropInCommandHandler(handler.ReplicationCommandHandler):
         Without Redis, only create the streamer.
         """
         channels = super().start_replication()
-        hs.get_replication_streamer()
+        streamer = hs.get_replication_streamer()
         if not hs.config.redis.redis_enabled:
             return
         favour_streamer(hs)
-        outbound = hs.get_outbound_redis_connection()
-        factory = connect_subscriber(hs, outbound, channels)
-        monitoring_of(hs).begin(self, self.host)
-        self._position_check = self._start_position_check()
-        if self.extension is not None:
-            self.extension.start()
-        factories = [outbound._factory, factory]  # noqa: SLF001 -- txredisapi's own
+        self._wiring.start_observers(hs.get_reactor(), self.host.streams.get_generators)
+        self._connect_redis(hs, channels)
+        self._stops.add("ending background processes", self.host.processes.stop)
+        self._wiring.start_extension()
+        # Other parts of the host can send during their shutdown.
+        self._stops.add("waiting for the host", self._let_host_send)
+        self._wiring.start_sending(streamer, self._stored_streams())
         trigger = hs.get_reactor().addSystemEventTrigger(
-            "before",
-            "shutdown",
-            lambda: Deferred.fromCoroutine(self._stop(factories)),
+            "before", "shutdown", lambda: Deferred.fromCoroutine(self._stop())
         )
         # If the host shuts down while its reactor keeps running, it calls
         # shutdown_func, which must not wait. If the reactor stops, _stop() has run
@@ -125,13 +119,21 @@ class DropInCommandHandler(handler.ReplicationCommandHandler):
         hs.register_sync_shutdown_handler(
             phase="during",
             eventType="shutdown",
-            shutdown_func=partial(self._stop_without_waiting, factories, trigger),
+            shutdown_func=partial(self._stop_without_waiting, trigger),
         )
 
-    def _start_position_check(self) -> StoredPositionCheck | None:
-        """Start to compare the stored positions of the declared writers.
+    def _connect_redis(self, hs: Homeserver, channels: Sequence[str]) -> None:
+        outbound = hs.get_outbound_redis_connection()
+        factories = [
+            outbound._factory,  # noqa: SLF001 -- txredisapi's own
+            connect_subscriber(hs, outbound, channels),
+        ]
+        self._stops.add("closing the Redis connections", partial(_close_all, factories))
 
-        :return: ``None`` if it is disabled, or if the database is not PostgreSQL.
+    def _stored_streams(self) -> StoredStreams | None:
+        """Return the streams whose stored positions are checked.
+
+        :return: ``None`` if the database is not PostgreSQL.
         """
         hs = self.hs
         database = HostDatabase(hs.get_datastores().main.db_pool, hs.hostname)
@@ -143,66 +145,32 @@ class DropInCommandHandler(handler.ReplicationCommandHandler):
             for name, known in STANDARD_STREAMS.items()
             if known.positions_name is not None or known.any_instance_writes
         }
-        return start_position_check(
-            database,
-            self,
-            self._epochs,
-            streams,
-            {name: declared_writers(worker, name) for name in streams},
-            instances_of(worker.instance_map),
-            interval=own_settings().receiving.position_check_seconds,
-        )
+        writers = {name: declared_writers(worker, name) for name in streams}
+        instances = instances_of(worker.instance_map)
+        return StoredStreams(database, streams, writers, instances)
 
-    def _stop_without_waiting(self, factories: Sequence[Any], trigger: Any) -> None:
+    # -- stop ---------------------------------------------------------------------
+
+    def _begin_stop(self) -> bool:
+        """Report that the process stops; return whether that is new."""
+        is_new, self._is_stopping = not self._is_stopping, True
+        if is_new:
+            monitoring_of(self.hs).stopping()
+        return is_new
+
+    def _stop_without_waiting(self, trigger: Any) -> None:
         """Flush and close the connections to Redis, without waiting."""
-        if self._is_stopping:
-            return
-        self._is_stopping = True
-        self.hs.get_reactor().removeSystemEventTrigger(trigger)
-        self._end_checks()
-        self._stop_sending()
-        for factory in factories:
-            close(factory)
+        if self._begin_stop():
+            self.hs.get_reactor().removeSystemEventTrigger(trigger)
+            self._stops.run_without_waiting()
 
-    def _end_checks(self) -> Deferred[None] | None:
-        """End the periodic checks, and return :meth:`.Monitoring.end`'s result."""
-        if self._position_check is not None:
-            self._position_check.stop()
-        return monitoring_of(self.hs).end()
-
-    async def _stop(self, factories: Sequence[Any]) -> None:
+    async def _stop(self) -> None:
         """Send pending rows and commands, then close the connections to Redis."""
-        if self._is_stopping:
-            return
-        self._is_stopping = True
-        spans_sent = self._end_checks()
-        streamer = self.hs.get_replication_streamer()
-        if isinstance(streamer, ReplicationStreamer):
-            await self._wait_for(Deferred.fromCoroutine(streamer.stop()))
-        # Yield, so that other parts of the host can send during their shutdown.
+        if self._begin_stop():
+            await self._stops.run()
+
+    async def _let_host_send(self) -> None:
         await self.host.clock.sleep(0)
-        self._stop_sending()
-        closed = []
-        for factory in factories:
-            if factory.pool and factory.connector is not None:
-                closed.append(factory.waitForEmptyPool())
-            close(factory)
-        if spans_sent is not None:
-            closed.append(spans_sent)
-        await self._wait_for(DeferredList(closed))
-
-    def _stop_sending(self) -> None:
-        if self.extension is not None:
-            self.extension.stop()
-        self.sender.drop_unsent()
-        self.host.processes.stop()
-
-    async def _wait_for(self, deferred: Deferred[Any]) -> None:
-        deferred.addTimeout(_DRAIN_TIMEOUT, self.hs.get_reactor())
-        try:
-            await make_yieldable(deferred)
-        except TimeoutError as error:
-            self.observer.failure("a clean shutdown", error)
 
     # -- for the host -------------------------------------------------------------
 
@@ -252,9 +220,10 @@ class DropInCommandHandler(handler.ReplicationCommandHandler):
         """
         if (
             connection in self.sender.links
-            and len(self._epochs) <= FEW_PEERS
+            and len(self._wiring.epochs) <= FEW_PEERS
             and any(
-                reader.state is State.WAITING and self._epochs.epoch_of(name) is None
+                reader.state is State.WAITING
+                and self._wiring.epochs.epoch_of(name) is None
                 for (_, name), reader in self.readers().items()
             )
         ):
@@ -280,3 +249,13 @@ class DropInCommandHandler(handler.ReplicationCommandHandler):
     def is_stream_connected(self, conn: Any, stream_name: str) -> bool:
         """Return whether rows of a stream can be received now."""
         return super().is_stream_connected(self._foreign.get(conn, conn), stream_name)
+
+
+def _close_all(factories: Sequence[Any]) -> Deferred[Any]:
+    """Close the connections of factories; return a Deferred that waits for that."""
+    closed = []
+    for factory in factories:
+        if factory.pool and factory.connector is not None:
+            closed.append(factory.waitForEmptyPool())
+        close(factory)
+    return make_yieldable(DeferredList(closed))

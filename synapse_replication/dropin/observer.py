@@ -29,6 +29,7 @@ from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.registry import Collector
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger, STDLibLogObserver
+from typing_extensions import override
 
 from synapse_replication import __version__
 from synapse_replication.app.observers import ProcessObservers
@@ -36,7 +37,7 @@ from synapse_replication.dropin.homeserver import Homeserver, WorkerSettings
 from synapse_replication.dropin.host_code import host_attribute
 from synapse_replication.dropin.host_streams import declared_writers
 from synapse_replication.dropin.settings import own_settings
-from synapse_replication.dropin.synapse_host import HostClock, SynapseHost
+from synapse_replication.dropin.synapse_host import HostClock
 from synapse_replication.errors import HooksNotFoundError, SupervisorError
 from synapse_replication.handlers.handler import ReplicationCommandHandler
 from synapse_replication.handlers.observer import ReplicationObserver
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from synapse_replication.app.supervision import SystemdNotifier
     from synapse_replication.app.tracing_export import SpanExport
     from synapse_replication.config.shared_options import TracingOptions
+    from synapse_replication.storage.stuck_id_watch import StreamIds
 
 #: Streams that are announced only if other instances send to remote servers.
 _NOT_EXPECTED = frozenset({"federation"})
@@ -94,36 +96,44 @@ class Monitoring(ProcessObservers):
         )
         self._systemd: SystemdNotifier | None = None
 
-    def begin(self, handler: ReplicationCommandHandler, host: SynapseHost) -> None:
+    @override
+    def start(
+        self,
+        reactor: Any,
+        handler: ReplicationCommandHandler,
+        ids: Callable[[], Mapping[str, StreamIds]],
+    ) -> None:
         """Call the functions that subscribe to hooks, and start the periodic checks.
 
-        Call this method when replication has started.
+        Call this method when replication starts.
 
-        :param handler: the command handler of the homeserver.
-        :param host: passed to the functions that subscribe to hooks.
         :raises HooksNotFoundError: if one of these functions cannot be imported.
         """
         for subscribe in load_hooks(own_settings().hooks):
-            subscribe(host, {})
+            subscribe(handler.host, {})
             self.hooks.module_loaded(subscribe)
-        self.start(self._reactor, handler, host.streams.get_generators)
+        super().start(reactor, handler, ids)
         self._start_systemd()
 
     def encode_status(self) -> bytes:
         """Return the current replication status as JSON."""
         return encode_status(self.status.snapshot())
 
-    def end(self) -> Deferred[None] | None:
-        """Report that the process stops, and end the periodic checks.
+    def stopping(self) -> None:
+        """Report to hooks and to systemd that the process stops."""
+        self.hooks.stopping()
+        if self._systemd is not None:
+            self._systemd.stopping()
+
+    @override
+    def stop(self) -> Deferred[None] | None:
+        """End the periodic checks, and report the modules as unloaded.
 
         :return: a Deferred that fires when the last spans have been sent or discarded;
             ``None`` if spans are not exported.
         """
-        self.hooks.stopping()
-        self.stop()
+        super().stop()
         self.hooks.unload_modules()
-        if self._systemd is not None:
-            self._systemd.stopping()
         return None if self._spans is None else self._spans.stop(self._reactor)
 
     def _start_systemd(self) -> None:

@@ -24,10 +24,12 @@ from collections.abc import Callable
 from typing import Any
 
 import attrs
+from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from typing_extensions import override
 
 from synapse_replication.dropin.homeserver import Homeserver
+from synapse_replication.dropin.host_code import make_yieldable
 from synapse_replication.dropin.host_streams import declared_writers, ids_are_ours
 from synapse_replication.dropin.observer import observer_of
 from synapse_replication.handlers.sending import streamer
@@ -134,6 +136,14 @@ class DropInStreamer(streamer.ReplicationStreamer):
             options = attrs.evolve(options, announce_interval=NOTIFIED_INTERVAL)
         super().__init__(handler.host, handler.sender, observer_of(hs), options=options)
         self.start()
+
+    @override
+    async def stop(self) -> None:
+        """Send the rows written so far, and stop the checks of idle streams.
+
+        The caller resumes in its own log context.
+        """
+        await make_yieldable(Deferred.fromCoroutine(super().stop()))
 
     @override
     def on_notifier_poke(self) -> None:

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from twisted.application.service import Service
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.error import CannotListenError, ConnectionRefusedError
-from twisted.internet.task import Clock
 from twisted.internet.testing import MemoryReactorClock, StringTransport
 from twisted.logger import capturedLogs, formatEvent
 from twisted.python.failure import Failure
-from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.app import service
-from synapse_replication.app.service import (
-    DRAIN_TIMEOUT,
-    Replication,
-    StopSteps,
-    make_process,
-)
+from synapse_replication.app.service import Replication, make_process
+from synapse_replication.app.stop_steps import DRAIN_TIMEOUT
 from synapse_replication.config.process import load_config
 from synapse_replication.errors import ConfigError
 from synapse_replication.handlers.interfaces import RowSink
@@ -245,7 +239,7 @@ class ReplicationTests(FilesMixin):
             ends.append("sink")
 
         with capturedLogs() as logged:
-            process._handler.receivers["typing"]._queue.call(stop)
+            process._wiring.handler.receivers["typing"]._queue.call(stop)
             stopped = process.stopService()
             self.assertNoResult(stopped)
             self.reactor.pump([DRAIN_TIMEOUT] * 3)
@@ -370,59 +364,3 @@ class ReplicationTests(FilesMixin):
         process.stopService()
         self.reactor.pump([DRAIN_TIMEOUT] * 10)
         self.assertEqual(self.recorder.calls, ["close"])
-
-
-class StopStepsTests(SynchronousTestCase):
-    def setUp(self) -> None:
-        self.clock = Clock()
-        self.steps = StopSteps(self.clock)
-        self.calls: list[str] = []
-
-    def test_order(self) -> None:
-        """Steps run in reverse order, each after the previous one has finished."""
-        waiting: Deferred[None] = Deferred()
-
-        async def wait() -> None:
-            await waiting
-            self.calls.append("second")
-
-        self.steps.add("first", lambda: self.calls.append("first"))
-        self.steps.add("second", wait)
-        stopped = Deferred.fromCoroutine(self.steps.run())
-        self.assertEqual(self.calls, [])
-        waiting.callback(None)
-        self.assertEqual(self.successResultOf(stopped), [])
-        self.assertEqual(self.calls, ["second", "first"])
-
-    def test_any_awaitable(self) -> None:
-        """A step may return an awaitable that is no Deferred and no coroutine."""
-        waiting: Deferred[None] = Deferred()
-
-        class Ending:
-            def __await__(self) -> Generator[Any, None, None]:
-                return waiting.__await__()
-
-        self.steps.add("ending", Ending)
-        stopped = Deferred.fromCoroutine(self.steps.run())
-        self.assertNoResult(stopped)
-        waiting.callback(None)
-        self.assertEqual(self.successResultOf(stopped), [])
-
-    def test_failures(self) -> None:
-        """
-        A step that fails or hangs is logged by name, and the other steps still run.
-        """
-        self.steps.add("last", lambda: self.calls.append("last"))
-        self.steps.add("hanging", Deferred)
-        self.steps.add("failing", lambda: 1 // 0)
-        with capturedLogs() as logs:
-            stopped = Deferred.fromCoroutine(self.steps.run())
-            self.clock.advance(DRAIN_TIMEOUT)
-        self.assertEqual(self.successResultOf(stopped), ["failing", "hanging"])
-        self.assertEqual(self.calls, ["last"])
-        texts = [formatEvent(event) for event in logs]
-        self.assertIn("A step of the stop failed (failing): ", texts[0])
-        self.assertEqual(
-            texts[1],
-            "A step of the stop failed (hanging): it did not finish within 10 s",
-        )

@@ -90,10 +90,13 @@ class FakeMonitoring:
         self.hooks = object()
         self.metrics = SimpleNamespace(watch_backlog=lambda backlog: None)
 
-    def begin(self, handler: object, host: object) -> None:
+    def start(self, reactor: object, handler: object, ids: object) -> None:
         self.calls.append("start")
 
-    def end(self) -> None:
+    def stopping(self) -> None:
+        self.calls.append("stopping")
+
+    def stop(self) -> None:
         self.calls.append("stop")
 
     def encode_status(self) -> bytes:

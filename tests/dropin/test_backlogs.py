@@ -18,8 +18,8 @@ from twisted.web.resource import Resource
 
 from synapse_replication.dropin.backlogs import (
     instance_locations,
-    make_backlog,
-    make_partial_resync,
+    row_requests,
+    serves_backlog,
     with_backlog,
 )
 from synapse_replication.dropin.observer import observer_of
@@ -107,7 +107,7 @@ class HostTestCase(SynchronousTestCase):
 
 
 class ServingTests(HostTestCase):
-    """Tests for with_backlog and make_backlog."""
+    """Tests for with_backlog and serves_backlog."""
 
     def serve(self) -> Any:
         """Create the resource and mount it, as the host does."""
@@ -195,16 +195,16 @@ class ServingTests(HostTestCase):
         """
         A backlog is created only if a listener of this instance serves the resource.
         """
-        self.assertIsNotNone(make_backlog(self.hs))
+        self.assertTrue(serves_backlog(self.hs))
         self.hs.config.worker.worker_listeners = [listener("client"), listener()]
-        self.assertIsNone(make_backlog(self.hs))
+        self.assertFalse(serves_backlog(self.hs))
         # A worker reads the main process's listeners, but does not use them.
         self.hs.config.server.listeners = [listener("replication")]
-        self.assertIsNone(make_backlog(self.hs))
+        self.assertFalse(serves_backlog(self.hs))
         self.hs._instance_name = "master"
-        self.assertIsNotNone(make_backlog(self.hs))
+        self.assertTrue(serves_backlog(self.hs))
         self.turn_off()
-        self.assertIsNone(make_backlog(self.hs))
+        self.assertFalse(serves_backlog(self.hs))
 
     def test_hello_announces_backlog(self) -> None:
         """HELLO states whether this instance has a backlog."""
@@ -256,14 +256,14 @@ class ServingTests(HostTestCase):
         for value in ("many", "-1", ""):
             os.environ[variable("backlog_rows")] = value
             with self.assertRaises(StreamConfigurationError) as caught:
-                make_backlog(self.hs)
+                serves_backlog(self.hs)
             self.assertIn(
                 f"SYNAPSE_REPLICATION_BACKLOG_ROWS is {value!r}", str(caught.exception)
             )
 
 
 class RequestTests(HostTestCase):
-    """Tests for :func:`make_partial_resync`."""
+    """Tests for :func:`row_requests`."""
 
     def setUp(self) -> None:
         super().setUp()
@@ -283,14 +283,11 @@ class RequestTests(HostTestCase):
         for name in ("master", "v", "t", "nowhere"):
             self.epochs.record_message(name, f"epoch of {name}", 0)
 
-    def make_partial_resync(self) -> PartialResync | None:
-        observer = observer_of(self.hs)
-        return make_partial_resync(self.hs, self.clock, observer, self.epochs)
-
     def request_rows(self, writer: str) -> Deferred[Any]:
         """Request rows of events from a writer."""
-        partial = self.make_partial_resync()
-        assert partial is not None
+        requests, observer = row_requests(self.hs), observer_of(self.hs)
+        assert requests is not None
+        partial = PartialResync(self.epochs, requests, self.clock, observer)
         return Deferred.fromCoroutine(partial.get_updates_since("events", writer, 5, 9))
 
     def connect(self, factory: Any) -> StringTransport:
@@ -394,11 +391,11 @@ class RequestTests(HostTestCase):
 
     def test_not_in_use(self) -> None:
         """
-        If the part is not replaced or the extension is disabled, no partial resync is
-        created.
+        If the part is not replaced or the extension is disabled, no rows are requested
+        from backlogs.
         """
         os.environ["SYNAPSE_REPLICATION_EXTENSION"] = "false"
-        self.assertIsNone(self.make_partial_resync())
+        self.assertIsNone(row_requests(self.hs))
         del os.environ["SYNAPSE_REPLICATION_EXTENSION"]
         self.turn_off()
-        self.assertIsNone(self.make_partial_resync())
+        self.assertIsNone(row_requests(self.hs))

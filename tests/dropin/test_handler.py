@@ -88,7 +88,7 @@ class HandlerTests(SynchronousTestCase):
             for answer in answers:
                 self.handler.on_POSITION(subscriber, answer)
             epochs = Mock(epoch_of=Mock(return_value=epoch), __len__=lambda _: 1)
-            self.patch(self.handler, "_epochs", epochs)
+            self.patch(self.handler._wiring, "epochs", epochs)
             self.hs.reactor.advance(2 * ASK_AGAIN)
             self.assertEqual(subscriber.sent, expected, (epoch, answers))
             self.handler.lost_connection(subscriber)
@@ -219,9 +219,11 @@ class StartAndStopTests(SynchronousTestCase):
         self.assertEqual((host, port, factory.channel_names), ("r", 6379, ["USER_IP"]))
         stopped = self.triggers["before shutdown"]()
         self.assertNoResult(stopped)
+        self.assertEqual(self.ended, [])
         hs.reactor.advance(0)
         self.successResultOf(stopped)
         self.assertEqual(self.ended, ["no more", "closed"] * 2)
+        self.assertEqual(hs.monitoring.calls, ["start", "stopping", "stop"])
         # Although the host's own shutdown handler runs, too, connections are closed
         # only once.
         (stop,) = self.hs.at_shutdown

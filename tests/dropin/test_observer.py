@@ -86,7 +86,7 @@ class MonitoringTests(SynchronousTestCase):
             sender=SimpleNamespace(last_sent_token=lambda stream: 7),
             readers=dict,
         )
-        monitoring.begin(handler, host)
+        monitoring.start(self.hs.get_reactor(), handler, host.streams.get_generators)
         return monitoring
 
     def test_status(self) -> None:
@@ -150,7 +150,8 @@ class MonitoringTests(SynchronousTestCase):
         os.environ["SYNAPSE_REPLICATION_HOOKS"] = f" {__name__}.subscribe,"
         monitoring = self.start()
         monitoring.observer.observe(LinkUp("redis"))
-        self.assertIsNone(monitoring.end())
+        monitoring.stopping()
+        self.assertIsNone(monitoring.stop())
         name = f"{__name__}.subscribe"
         self.assertEqual(
             published,
@@ -185,7 +186,8 @@ class MonitoringTests(SynchronousTestCase):
         os.environ |= {"NOTIFY_SOCKET": path, "WATCHDOG_USEC": "20000000"}
         monitoring = self.start()
         self.hs.reactor.advance(10)
-        monitoring.end()
+        monitoring.stopping()
+        monitoring.stop()
         sent = []
         while True:
             try:

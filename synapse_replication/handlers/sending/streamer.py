@@ -109,7 +109,12 @@ class ReplicationStreamer:
         sender.call_when_ready(self._resume)
 
     def start(self) -> None:
-        """Subscribe to the notifier, and start the checks of idle streams."""
+        """Subscribe to the notifier, and start the checks of idle streams.
+
+        If they have been started, do nothing.
+        """
+        if self._tick.is_running:
+            return
         self._host.notifier.add_replication_callback(self.on_notifier_poke)
         self._poll()
 

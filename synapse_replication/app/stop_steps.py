@@ -1,0 +1,78 @@
+"""The steps of a process's stop: :class:`StopSteps`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import attrs
+from twisted.internet.defer import Deferred, TimeoutError
+from twisted.logger import Logger
+
+from synapse_replication.handlers.asyncio_tasks import run_in_task
+
+#: The most time that each step of a stop may take by default, in s.
+DRAIN_TIMEOUT = 10.0
+
+
+@attrs.define(eq=False, repr=False)
+class StopSteps:
+    """The functions to call when a process stops, in the reverse order of adding them.
+
+    :param reactor: schedules the timeouts.
+    :param timeout: the most time that each step may take, in s.
+    """
+
+    log = Logger()
+
+    _reactor: Any
+    _timeout: float = DRAIN_TIMEOUT
+    _steps: list[tuple[str, Callable[[], Any]]] = attrs.field(factory=list, init=False)
+
+    def add(self, what: str, stop: Callable[[], Any]) -> None:
+        """Add a step.
+
+        :param what: describes the step in the log if it fails or takes too long.
+        :param stop: the function to call; if its result is awaitable, it is awaited.
+        """
+        self._steps.append((what, stop))
+
+    async def run(self) -> list[str]:
+        """Run all steps, even if some fail.
+
+        :return: the steps that failed, or did not finish in time.
+        """
+        failed = []
+        while self._steps:
+            what, stop = self._steps.pop()
+            ending = Deferred.fromCoroutine(_call(stop))
+            ending.addTimeout(self._timeout, self._reactor)
+            try:
+                await ending
+                continue
+            except TimeoutError:
+                why = f"it did not finish within {self._timeout:g} s"
+            except Exception as error:  # noqa: BLE001 -- logged; the next steps run
+                why = str(error) or type(error).__name__
+            failed.append(what)
+            text = "A step of the stop failed ({what}): {why}"
+            self.log.warn(text, what=what, why=why)
+        return failed
+
+    def run_without_waiting(self) -> None:
+        """Run the steps in a process whose reactor may not run any more.
+
+        Coroutine functions, which have to wait, are left out, and nothing waits for the
+        result of the other steps. An error ends the stop.
+        """
+        while self._steps:
+            _, stop = self._steps.pop()
+            if not inspect.iscoroutinefunction(stop):
+                stop()
+
+
+async def _call(stop: Callable[[], Any]) -> None:
+    result = stop()
+    if isinstance(result, Awaitable):
+        await run_in_task(result)
