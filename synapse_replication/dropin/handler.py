@@ -14,8 +14,8 @@ from synapse_replication.dropin.backlogs import row_requests, serves_backlog
 from synapse_replication.dropin.foreign import ForeignConnection
 from synapse_replication.dropin.homeserver import Homeserver
 from synapse_replication.dropin.host_code import make_yieldable
+from synapse_replication.dropin.host_database import HostDatabase
 from synapse_replication.dropin.host_streams import declared_writers, instances_of
-from synapse_replication.dropin.id_generators import HostDatabase
 from synapse_replication.dropin.observer import monitoring_of, observer_of
 from synapse_replication.dropin.redis_factories import close, connect_subscriber
 from synapse_replication.dropin.settings import own_settings

@@ -9,9 +9,11 @@ are counted from the last id in the tables.
 A writer acquires the lock of its name before it allocates an id, in a session of its
 own that stays open until the process ends. Unlike the lock of a process of this
 package, it is not acquired again if the database ends the session. With the lock, it
-acquires the term of the name, which is checked whenever ids are allocated, by
-themselves or in a transaction of the host, and when a position is stored. If another
-process has acquired the name, the process stops with exit status 1.
+acquires the term of the name, and ends the sessions of an earlier process with the name
+(:mod:`~synapse_replication.dropin.host_database`). The term is checked whenever a
+session is opened, ids are allocated, by themselves or in a transaction of the host, and
+a position is stored. If another process has acquired the name, the process stops with
+exit status 1.
 
 All transactions of a generator share one log context, because a transaction may serve
 several callers, and may outlive the request that started it.
@@ -22,27 +24,23 @@ from __future__ import annotations
 import contextlib
 import importlib
 import itertools
-import os
-import re
-import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing
 from heapq import heappop
-from typing import Any, TypeVar
+from typing import Any
 
 import psycopg2
 from twisted.internet.defer import Deferred
-from twisted.logger import Logger
-from twisted.python.failure import Failure
 
 from synapse_replication.dropin.host_code import make_yieldable
+from synapse_replication.dropin.host_database import HostDatabase, end_predecessors
 from synapse_replication.dropin.host_streams import generators
 from synapse_replication.dropin.observer import observer_of
 from synapse_replication.dropin.settings import own_settings, variable
 from synapse_replication.dropin.synapse_host import HostClock
-from synapse_replication.errors import NameLostError, StorageError
+from synapse_replication.errors import StorageError
 from synapse_replication.storage import id_generators, name_lock
 from synapse_replication.storage.admission import Admission
 from synapse_replication.storage.id_streams import IdStream
@@ -52,15 +50,6 @@ from synapse_replication.streams.id_column import IdColumn
 from synapse_replication.streams.writer_positions import FIRST_POSITION, WriterPositions
 from synapse_replication.text import process_label
 
-T = TypeVar("T")
-
-#: The host's names for this package's transactions: the host's metrics and tests use
-#: them.
-_HOST_DESCRIPTIONS = {
-    "get_next_ids": "_load_next_mult_id",
-    "persist_position": "MultiWriterIdGenerator._update_table",
-}
-
 #: When each transaction that an earlier process may have left was first seen, in s.
 _first_seen: dict[str, float] = {}
 
@@ -69,87 +58,6 @@ _first_seen: dict[str, float] = {}
 _held_names: dict[
     tuple[str, tuple[int, ...]], tuple[contextlib.closing[Any], Admission | None]
 ] = {}
-
-#: Why the host is being stopped.
-_stopping: list[NameLostError] = []
-
-_log = Logger()
-
-_NAMED_PARAMETER = re.compile(r"%\((\w+)\)s")
-
-
-class HostDatabase:
-    """The host's connection pool, as a :class:`TransactionRunner`."""
-
-    def __init__(self, db: Any, server_name: str) -> None:
-        self._db = db
-        self._context = importlib.import_module("synapse.logging.context")
-        #: The log context of all transactions. A caller's log context cannot be used,
-        #: because a transaction may serve several callers.
-        self._own = self._context.LoggingContext(
-            name="replication_ids", server_name=server_name
-        )
-        engines = importlib.import_module("synapse.storage.engines")
-        self.is_postgres = isinstance(db.engine, engines.PostgresEngine)
-        #: The name that this process has acquired, if any.
-        self.admission: Admission | None = None
-
-    def explain(self, error: Exception) -> Exception:
-        """Return the error, or that another process has the name of this one.
-
-        In that case, stop the process.
-        """
-        if self.admission is None or not isinstance(error, psycopg2.Error):
-            return error
-        lost = self.admission.explain(error)
-        if lost is None:
-            return error
-        lost.__cause__ = error
-        reactor = self._db.hs.get_reactor()
-        reactor.callFromThread(_stop_process, reactor, lost)
-        return lost
-
-    def transact(
-        self, description: str, func: Callable[[Any], T], *, autocommit: bool = False
-    ) -> Deferred[T]:
-        """Run ``func(cursor)`` in a transaction of the host."""
-        call = func if self.is_postgres else lambda txn: func(_SqliteCursor(txn))
-        description = _HOST_DESCRIPTIONS.get(description, description)
-        result: Deferred[T] = Deferred()
-
-        async def interact() -> None:
-            outcome: Any
-            try:
-                outcome = await self._db.runInteraction(
-                    description, call, db_autocommit=autocommit
-                )
-            except Exception as error:  # noqa: BLE001 -- passed to the caller
-                outcome = Failure(self.explain(error))  # type: ignore[no-untyped-call]
-            # Clear the log context: the caller restores its own when it resumes.
-            self._context.set_current_context(self._context.SENTINEL_CONTEXT)
-            result.callback(outcome)
-
-        # Do not start a background process of the host: it would cost as much as the
-        # transaction.
-        previous = self._context.set_current_context(self._own)
-        try:
-            Deferred.fromCoroutine(interact())
-        finally:
-            self._context.set_current_context(previous)
-        return result
-
-
-class _SqliteCursor:
-    """A cursor that accepts the named parameters of PostgreSQL's driver."""
-
-    def __init__(self, txn: Any) -> None:
-        self._txn = txn
-        self.fetchall = txn.fetchall
-        self.fetchone = txn.fetchone
-
-    def execute(self, sql: str, parameters: Any = ()) -> None:
-        """Run a statement."""
-        self._txn.execute(_NAMED_PARAMETER.sub(r":\1", sql), parameters)
 
 
 def _position_gauge(stream_name: str, server_name: str) -> Any:
@@ -234,7 +142,7 @@ class DropInIdGenerator(id_generators.MultiWriterIdGenerator):
             positions, admission = _start_on_postgres(
                 db_conn, stream, server_name, instance_name
             )
-            database.admission = admission
+            database.open_connections(admission)
         else:
             admission = None
             positions = _start_on_sqlite(db_conn, stream, instance_name)
@@ -387,24 +295,14 @@ def _acquire_term(db_conn: Any, instance_name: str) -> Admission | None:
                 db_conn.commit()
             admission = acquiring.result()
             session.commit()
-            return admission
+        end_predecessors(db_conn, instance_name)
+        return admission
 
 
 def _connect(db_conn: Any) -> Any:
     """Open a connection of our own to the database of a connection of the host."""
     info = db_conn.conn.info
     return psycopg2.connect(**info.dsn_parameters, password=info.password)
-
-
-def _stop_process(reactor: Any, lost: NameLostError) -> None:
-    """Stop the host, and let it exit with status 1."""
-    if not _stopping:
-        _stopping.append(lost)
-        _log.critical("Stopping, so as to write no more: {error}", error=lost)
-        print(f"synapse-replication: {lost}", file=sys.stderr, flush=True)  # noqa: T201
-        # The host would exit with 0.
-        reactor.addSystemEventTrigger("after", "shutdown", os._exit, 1)
-        reactor.stop()
 
 
 def _start_on_postgres(

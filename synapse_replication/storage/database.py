@@ -74,9 +74,9 @@ from synapse_replication.handlers.interfaces import Clock
 from synapse_replication.handlers.timer import Backoff
 from synapse_replication.storage.admission import Admission
 from synapse_replication.storage.lost_answers import (
-    ASK_INTERVAL,
     Backend,
     LostAnswer,
+    LostAnswers,
     identify,
 )
 from synapse_replication.storage.prepared import Prepared
@@ -363,12 +363,12 @@ class Database:
         self._idle: deque[_Connection] = deque()
         #: Transactions that are not known to have ended, in the order of the requests.
         self._running: dict[_Request[Any], None] = {}
-        #: Those whose COMMIT was not answered.
-        self._lost: dict[LostAnswer, _Request[Any]] = {}
+        self._lost = LostAnswers(
+            lambda lost: self.transact("transaction_status", lost.ask, autocommit=True),
+            IReactorTime(reactor),
+            self._settle,
+        )
         self._requested = 0
-        self._next_question: IDelayedCall | None = None
-        #: Fires when the question that is being asked was answered.
-        self._asking: Deferred[None] | None = None
         self._admission: Admission | None = None
         self._on_name_lost: Callable[[NameLostError], object] = lambda error: None
         self._closing: Deferred[None] | None = None
@@ -444,11 +444,14 @@ class Database:
         :param since: a mark; earlier transactions do not count.
         :param only_lost: whether to wait only for those whose answer was lost.
         """
-        requests = self._lost.values() if only_lost else self._running
-        ends = [_follow(each.ended) for each in requests if each.number >= since]
-        if not ends:
+        if only_lost and not self._lost:
             # The usual case at the end of each block.
             return defer.succeed(None)
+        ends = [
+            _follow(each.ended)
+            for each in self._running
+            if each.number >= since and (each.lost is not None or not only_lost)
+        ]
         return defer.DeferredList(ends).addCallback(lambda _: None)
 
     def lost_answers(self) -> list[LostAnswer]:
@@ -467,20 +470,18 @@ class Database:
         """
         if self._closing is None:
             self._closing = Deferred()
-            if self._next_question is not None and self._next_question.active():
-                self._next_question.cancel()
+            self._lost.stop()
             threads = [_follow(each.left_thread) for each in self._running]
-            if self._asking is not None:
-                # Stopping the pool would block the reactor until it is answered.
-                threads.append(_follow(self._asking))
             defer.DeferredList(threads).addCallback(self._close_now)
         return _follow(self._closing)
 
     def _close_now(self, _: object) -> None:
         assert self._closing is not None
-        for lost, request in self._lost.items():
-            _log.warn("The database is closed, but {lost}", lost=lost.describe())
-            request.return_unknown(lost)
+        for request in self._running:
+            if request.lost is not None:
+                how = request.lost.describe()
+                _log.warn("The database is closed, but {how}", how=how)
+                request.return_unknown(request.lost)
         self._pool.stop()
         self._close_idle()
         self._closing.callback(None)
@@ -501,63 +502,20 @@ class Database:
         request.left_thread.callback(None)
 
     def _begin_to_ask(self, request: _Request[Any], lost: LostAnswer) -> None:
-        _log.warn(
-            "The connection was lost during COMMIT of transaction {description}: "
-            "{error}. Its ids are not finished before the database has shown whether "
-            "it was committed",
-            description=lost.description,
-            error=error_text(lost.error),
-        )
-        self._lost[lost] = request
+        request.lost = lost
+        self._lost.add(lost)
         if self._closing is None:
             waiting = IReactorTime(self._reactor).callLater(
                 OUTCOME_WAIT, request.return_unknown, lost
             )
             request.result.addBoth(_cancel_call, waiting)
-        if self._next_question is None:
-            self._ask_after(0)
 
-    def _ask_after(self, delay: float) -> None:
-        if self._closing is None:
-            self._next_question = IReactorTime(self._reactor).callLater(
-                delay, self._begin_question
-            )
-
-    def _begin_question(self) -> None:
-        self._asking = Deferred()
-        self._pool.callInThread(self._ask)
-
-    def _answered(self, found: list[tuple[LostAnswer, TransactionEvent]]) -> None:
-        self._next_question = None
-        asking, self._asking = self._asking, None
-        for lost, event in found:
-            effects = lost.handle(event)
-            if lost.outcome.is_settled:
-                request = self._lost.pop(lost)
-                request.callbacks += lost.callbacks(effects)
-                self._end(request, request.outcome_of(lost))
-        if self._lost:
-            self._ask_after(ASK_INTERVAL)
-        if asking is not None:
-            asking.callback(None)
+    def _settle(self, lost: LostAnswer, effects: Sequence[Effect]) -> None:
+        (request,) = (each for each in self._running if each.lost is lost)
+        request.callbacks += lost.callbacks(effects)
+        self._end(request, request.outcome_of(lost))
 
     # -- in the pool's threads -----------------------------------------------------
-
-    def _ask(self) -> None:
-        found = []
-        for lost in list(self._lost):
-            try:
-                connection = self._acquire()
-                try:
-                    with connection.cursor() as cursor:
-                        event = lost.ask(cursor)
-                finally:
-                    self._release(connection, is_broken=connection.closed != 0)
-            except psycopg2.Error as error:
-                lost.session = f"not known: {error_text(error)}"
-                event = TransactionEvent.NOT_FOUND_OUT
-            found.append((lost, event))
-        self._reactor.callFromThread(self._answered, found)
 
     def _work(self, request: _Request[Any]) -> None:
         outcome: object
@@ -640,6 +598,7 @@ class _Request(Generic[T]):
 
     :ivar number: counts the calls.
     :ivar value: what the function returned, if the answer to its COMMIT was lost.
+    :ivar lost: the transaction, if the answer to its COMMIT was lost.
     :ivar callbacks: those of the attempts that have ended.
     :ivar left_thread: fires when the transaction does not run in a thread any more.
     :ivar ended: fires when the transaction is known to have ended.
@@ -651,6 +610,7 @@ class _Request(Generic[T]):
     autocommit: bool
     number: int
     value: Any = None
+    lost: LostAnswer | None = None
     callbacks: list[Callable[[], object]] = attrs.field(factory=list)
     left_thread: Deferred[None] = attrs.field(factory=Deferred)
     ended: Deferred[None] = attrs.field(factory=Deferred)
@@ -759,7 +719,7 @@ class _Attempt:
         """Return the question what became of the transaction."""
         assert self._cursor is not None
         return LostAnswer(
-            self._description,
+            f"transaction {self._description}",
             self.connection.backend,
             self._cursor.xid,
             error,

@@ -188,6 +188,7 @@ class MultiWriterIdGenerator:
     def get_next_mult_txn(self, txn: Any, n: int) -> list[int]:
         """Allocate ``n`` ids that are finished when ``txn`` commits or rolls back."""
         self._check_writer()
+        since = self.mark()
         are_new = False
         while not are_new:
             ids: list[int] = []
@@ -200,8 +201,9 @@ class MultiWriterIdGenerator:
         if hasattr(txn, "call_when_settled"):
             txn.call_when_settled(self._end_in_reactor, ids)
         else:
-            txn.call_after(self._end_in_reactor, ids)
-            txn.call_on_exception(self._end_in_reactor, ids)
+            # A host may call back although the answer to the COMMIT was lost.
+            txn.call_after(self._end_when_settled, ids, since)
+            txn.call_on_exception(self._end_when_settled, ids, since)
         return [self._sign * id_ for id_ in ids]
 
     # -- positions ---------------------------------------------------------------------
@@ -464,8 +466,10 @@ class MultiWriterIdGenerator:
             self._reactor.callFromThread(self._end_when_settled, ids, since)
 
     def _end_when_settled(self, ids: list[int], since: int) -> None:
-        assert self._settled is not None
-        self._settled(since).addCallback(lambda _: self._end_in_reactor(ids))
+        if self._settled is None:
+            self._end_in_reactor(ids)
+        else:
+            self._settled(since).addCallback(lambda _: self._end_in_reactor(ids))
 
     def _end_in_reactor(self, ids: list[int]) -> None:
         self._positions.finish(ids)

@@ -16,13 +16,16 @@ session is not known, the number is always asked for, with one more round trip.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import attrs
 import psycopg2
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
 
+from synapse_replication.errors import ReplicationError
 from synapse_replication.storage import queries
 from synapse_replication.streams.writer import (
     Evidence,
@@ -30,6 +33,7 @@ from synapse_replication.streams.writer import (
     read_evidence,
 )
 from synapse_replication.streams.writer_table import Effect, TransactionEvent
+from synapse_replication.transport.error_text import error_text
 
 _log = Logger()
 
@@ -127,7 +131,8 @@ class LostAnswer:
         effects = self.outcome.handle(event)
         if self.outcome.is_settled:
             _log.warn(
-                "Transaction {description}, whose COMMIT was not answered: {finding}",
+                "What became of {description}, whose COMMIT was not answered: "
+                "{finding}",
                 description=self.description,
                 finding=event.value,
             )
@@ -148,3 +153,80 @@ class LostAnswer:
             "waits for a synchronous standby, start it; or end the session with "
             f"SELECT pg_terminate_backend({self.backend.pid})."
         )
+
+
+class LostAnswers:
+    """Those of one pool of connections: asks until each transaction has ended.
+
+    Use it in the reactor's thread.
+
+    :param ask: asks about one transaction, in another session.
+    :param reactor: schedules the questions.
+    :param on_settled: called when a transaction is known to have ended, with the
+        effects of that.
+    """
+
+    def __init__(
+        self,
+        ask: Callable[[LostAnswer], Deferred[TransactionEvent]],
+        reactor: IReactorTime,
+        on_settled: Callable[[LostAnswer, Sequence[Effect]], object],
+    ) -> None:
+        self._ask_about = ask
+        self._reactor = reactor
+        self._on_settled = on_settled
+        self._lost: list[LostAnswer] = []
+        self._next: IDelayedCall | None = None
+        self._is_asking = False
+        self._has_stopped = False
+
+    def __iter__(self) -> Iterator[LostAnswer]:
+        """Iterate over the transactions, oldest first."""
+        return iter(self._lost)
+
+    def __len__(self) -> int:
+        """Return the number of transactions that are not known to have ended."""
+        return len(self._lost)
+
+    def add(self, lost: LostAnswer) -> None:
+        """Ask from now on what became of a transaction."""
+        _log.warn(
+            "The connection was lost during COMMIT of {description}: {error}. Its ids "
+            "are not finished before the database has shown whether it was committed",
+            description=lost.description,
+            error=error_text(lost.error),
+        )
+        self._lost.append(lost)
+        if self._next is None and not self._is_asking:
+            self._ask_after(0)
+
+    def stop(self) -> None:
+        """Ask no more."""
+        self._has_stopped = True
+        if self._next is not None:
+            self._next.cancel()
+            self._next = None
+
+    def _ask_after(self, delay: float) -> None:
+        if not self._has_stopped:
+            self._next = self._reactor.callLater(delay, self._begin)
+
+    def _begin(self) -> None:
+        self._next = None
+        self._is_asking = True
+        Deferred.fromCoroutine(self._ask())
+
+    async def _ask(self) -> None:
+        for lost in list(self._lost):
+            try:
+                event = await self._ask_about(lost)
+            except (psycopg2.Error, ReplicationError) as error:
+                lost.session = f"not known: {error_text(error)}"
+                event = TransactionEvent.NOT_FOUND_OUT
+            effects = lost.handle(event)
+            if lost.outcome.is_settled:
+                self._lost.remove(lost)
+                self._on_settled(lost, effects)
+        self._is_asking = False
+        if self._lost:
+            self._ask_after(ASK_INTERVAL)

@@ -207,13 +207,41 @@ def end_predecessor(txn: Any, pid: int, instance_name: str) -> None:
     txn.execute(queries.SQL["blocking_sessions"], {"pid": pid})
     for session in [Session(*row) for row in txn.fetchall()]:
         if not end_session(txn, session, instance_name):
-            _log.warn(
-                "{name} cannot start before a transaction of its predecessor has "
-                "ended, and this role may not end it: {session}. {hint}",
-                name=instance_name,
-                session=session.describe(),
-                hint=session.hint(),
-            )
+            warn_of_predecessor(session, instance_name)
+
+
+def warn_of_predecessor(session: Session, instance_name: str) -> None:
+    """Log that a session of a predecessor is of another role, so it is not ended."""
+    _log.warn(
+        "{name} cannot start before a transaction of its predecessor has ended, and "
+        "this role may not end it: {session}. {hint}",
+        name=instance_name,
+        session=session.describe(),
+        hint=session.hint(),
+    )
+
+
+def join(txn: Any, admission: Admission) -> None:
+    """Let a session join a name, until it ends: see :func:`joined_sessions`.
+
+    It joins before the term is checked, so a process that acquires the name either is
+    found by the check, or finds the session.
+
+    :param txn: a cursor, with autocommit.
+    :raises NameLostError: if another process has acquired the name.
+    """
+    name = {"instance_name": admission.instance_name}
+    txn.execute(queries.SQL["join_name"], name)
+    check_term(txn, admission)
+
+
+def joined_sessions(txn: Any, instance_name: str) -> list[Session]:
+    """Return the sessions that have joined a name, and have not ended.
+
+    :param txn: a cursor.
+    """
+    txn.execute(queries.SQL["joined_sessions"], {"instance_name": instance_name})
+    return [Session(*row) for row in txn.fetchall()]
 
 
 def check_term(txn: Any, admission: Admission) -> None:

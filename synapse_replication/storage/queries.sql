@@ -300,6 +300,28 @@ RETURNING term
 SELECT term, holder FROM synapse_replication_writers
 WHERE instance_name = %(instance_name)s
 
+-- name: join_name
+-- Mark this session, until it ends, as one of the process that holds a name.
+SELECT pg_advisory_lock_shared(
+    hashtextextended('synapse_replication.sessions ' || %(instance_name)s, 0)
+)
+
+-- name: joined_sessions
+-- The sessions that join_name has marked.
+SELECT pid, coalesce(usename, ''), coalesce(application_name, ''),
+    coalesce(host(client_addr), ''), coalesce(state, ''),
+    extract(epoch FROM clock_timestamp() - xact_start)::float, query,
+    true, pg_blocking_pids(pid)
+FROM pg_stat_activity
+WHERE pid IN (
+    SELECT pid FROM pg_locks
+    WHERE locktype = 'advisory' AND granted AND objsubid = 1
+    AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+    AND (classid::bigint << 32) | objid::bigint = hashtextextended(
+        'synapse_replication.sessions ' || %(instance_name)s, 0
+    )
+)
+
 -- name: blocking_sessions
 -- The sessions for whose locks the session ``pid`` waits.
 SELECT pid, coalesce(usename, ''), coalesce(application_name, ''),

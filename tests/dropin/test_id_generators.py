@@ -16,6 +16,7 @@ from typing import Any
 from unittest.mock import patch
 
 from psycopg2.extensions import ISOLATION_LEVEL_REPEATABLE_READ, connection, cursor
+from twisted.enterprise.adbapi import ConnectionPool
 from twisted.internet.defer import Deferred
 from twisted.logger import capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
@@ -183,6 +184,7 @@ class StartTests(PostgresMixin, SynchronousTestCase):
         # The host has used the connection, whose transaction does not see later rows.
         self.db_conn.cursor(txn_name="").execute("SELECT 1")
         self.writing.cursor().execute("INSERT INTO foobar VALUES (3, 'w1')")
+        self.pool = ConnectionPool("psycopg2", self.dsn)
         self.slept: list[float] = []
         self.patch(time, "sleep", self.sleep)
 
@@ -195,7 +197,7 @@ class StartTests(PostgresMixin, SynchronousTestCase):
         with patch.dict(os.environ, {variable("writer_lock"): "false"}):
             return DropInIdGenerator(
                 db_conn=self.db_conn,
-                db=SimpleNamespace(hs=self.hs, engine=engine),
+                db=SimpleNamespace(hs=self.hs, engine=engine, _db_pool=self.pool),
                 notifier=SimpleNamespace(notify_replication=lambda: None),
                 stream_name="foobar",
                 server_name="test",

@@ -63,7 +63,7 @@ class LostAnswerTests(PostgresMixin, TestCase):
         self.addCleanup(self.database.close)
         self.calls: list[str] = []
         self.set_wait(0.05)
-        patch = mock.patch.object(database_module, "ASK_INTERVAL", 0.05)
+        patch = mock.patch.object(lost_answers, "ASK_INTERVAL", 0.05)
         patch.start()
         self.addCleanup(patch.stop)
         # Its connection breaks, as if the network did.
@@ -234,7 +234,9 @@ class LostAnswerTests(PostgresMixin, TestCase):
         await self.until(lambda: self.database.lost_answers()[0].session == "active")
         watch.check()
         (stuck,) = watch.stuck()
-        self.assertRegex(stuck.session, "answer to COMMIT of insert was lost .* active")
+        self.assertRegex(
+            stuck.session, "answer to COMMIT of transaction insert was lost .* active"
+        )
         self.assertIn("pg_terminate_backend", stuck.hint)
         self.finish_commit()
         await self.database.settled()

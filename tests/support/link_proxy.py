@@ -78,6 +78,10 @@ class LinkProxy:
         self._closed = False
         threading.Thread(target=self._accept, daemon=True).start()
 
+    def retarget(self, target: tuple[str, int]) -> None:
+        """Forward new connections to another target."""
+        self._target = target
+
     def cut(self, what: Cut) -> None:
         """Drop these bytes from now on, including those on new connections."""
         with self._lock:

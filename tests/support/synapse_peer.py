@@ -24,6 +24,7 @@ import yaml
 
 from synapse_replication.testing.private_process import free_port
 from tests.support.client_api import ApiUser, ClientApi
+from tests.support.link_proxy import LinkProxy
 from tests.support.synapse_process import (
     MAIN,
     Launcher,
@@ -45,6 +46,7 @@ class SynapseDeployment:
         that are not named start stock.
     :param settings: further settings of ``homeserver.yaml``.
     :param environ: further environment variables of the processes.
+    :param relays: the proxies through which the others reach a process, by its name.
     :ivar directory: the folder of configuration and logs.
     :ivar processes: by instance name, the main one first.
     :ivar config_file: the shared ``homeserver.yaml``.
@@ -63,6 +65,7 @@ class SynapseDeployment:
         launchers: Mapping[str, Launcher] | None = None,
         settings: Mapping[str, Any] | None = None,
         environ: Mapping[str, str] | None = None,
+        relays: Mapping[str, LinkProxy] | None = None,
         server_name: str = "repl.test",
     ) -> None:
         self.server_name = server_name
@@ -71,6 +74,9 @@ class SynapseDeployment:
         self.directory = Path(tempfile.mkdtemp(prefix="synapse-replication-peer-"))
         self.config_file = self.directory / "homeserver.yaml"
         self.processes: dict[str, SynapseProcess] = {}
+        self._replaced: list[SynapseProcess] = []
+        self._specs = {spec.name: spec for spec in workers}
+        self._relays = dict(relays or {})
         self.replication_ports = {MAIN: free_port()} | {
             spec.name: free_port() for spec in workers
         }
@@ -84,7 +90,7 @@ class SynapseDeployment:
         (self.directory / "signing.key").write_text(_signing_key())
         self._write("homeserver.yaml", self._shared_config(main_port))
         self._write_log_config(MAIN)
-        self._add(
+        self.processes[MAIN] = self._make_process(
             MAIN,
             "synapse.app.homeserver",
             [self.config_file],
@@ -93,6 +99,21 @@ class SynapseDeployment:
         )
         for spec in workers:
             self._add_worker(spec, launchers.get(spec.name))
+
+    def replace(self, name: str) -> SynapseProcess:
+        """Put a successor in the place of a worker, which may go on running.
+
+        The worker must have a relay, which then leads to the successor.
+
+        :return: the worker. It ends with the deployment.
+        """
+        replaced = self.processes[name]
+        self._replaced.append(replaced)
+        self.replication_ports[name] = free_port()
+        self._add_worker(
+            self._specs[name], replaced.launcher, f"{name}.{len(self._replaced)}"
+        )
+        return replaced
 
     # -- configuration ------------------------------------------------------------
 
@@ -104,53 +125,69 @@ class SynapseDeployment:
         """Return the path of a process's log."""
         return self.directory / f"{name}.log"
 
-    def _add(
+    def _make_process(
         self,
         name: str,
         module: str,
         files: Sequence[Path],
         port: int,
         launcher: Launcher | None,
-    ) -> None:
+        file_name: str = "",
+    ) -> SynapseProcess:
         arguments = [part for file in files for part in ("-c", str(file))]
-        self.processes[name] = SynapseProcess(
+        return SynapseProcess(
             name,
             module,
             arguments,
-            self.log_file(name),
+            self.log_file(file_name or name),
             ClientApi("127.0.0.1", port),
             launcher or stock,
             self._environ,
         )
 
-    def _add_worker(self, spec: WorkerSpec, launcher: Launcher | None) -> None:
+    def _add_worker(
+        self, spec: WorkerSpec, launcher: Launcher | None, file_name: str = ""
+    ) -> None:
+        """Configure a worker.
+
+        :param file_name: of its configuration and log, without an ending; by default,
+            the name of the worker.
+        """
+        file_name = file_name or spec.name
         port = free_port()
+        if spec.name in self._relays:
+            target = ("127.0.0.1", self.replication_ports[spec.name])
+            self._relays[spec.name].retarget(target)
         listeners = [
             _listener(self.replication_ports[spec.name], ["replication"]),
             _listener(port, [*spec.resources, "health"]),
         ]
         self._write(
-            f"{spec.name}.yaml",
+            f"{file_name}.yaml",
             {
                 "worker_app": "synapse.app.generic_worker",
                 "worker_name": spec.name,
                 "worker_listeners": listeners,
-                "worker_log_config": str(self._write_log_config(spec.name)),
+                "worker_log_config": str(self._write_log_config(file_name)),
                 **spec.settings,
             },
         )
-        self._add(
+        self.processes[spec.name] = self._make_process(
             spec.name,
             "synapse.app.generic_worker",
-            [self.config_file, self.worker_file(spec.name)],
+            [self.config_file, self.worker_file(file_name)],
             port,
             launcher,
+            file_name,
         )
 
     def _shared_config(self, main_port: int) -> dict[str, Any]:
         unlimited = {"per_second": 100_000, "burst_count": 100_000}
         instance_map = {
-            "main" if name == MAIN else name: {"host": "127.0.0.1", "port": port}
+            "main" if name == MAIN else name: {
+                "host": "127.0.0.1",
+                "port": self._relays[name].port if name in self._relays else port,
+            }
             for name, port in self.replication_ports.items()
         }
         return {
@@ -244,6 +281,8 @@ class SynapseDeployment:
 
     def halt(self) -> None:
         """Stop all processes, workers first; configuration and logs remain."""
+        for process in self._replaced:
+            process.kill()
         for process in reversed(self.processes.values()):
             process.stop()
 

@@ -37,6 +37,8 @@ _RESET: Final = re.compile(
 )
 #: The reason of a reset, which is logged like a stall.
 RESET: Final = "reset"
+#: The reason of a stuck id, which is shown like a stall.
+STUCK: Final = "stuck_id"
 
 GONE = frozenset({"writer_gone", "no_link", "no_position"})
 SOURCE = frozenset({"catch_up_fails", "source_silent"})
@@ -127,7 +129,7 @@ def read_stalls(process: str, log: str) -> Iterator[LoggedStall]:
 
 
 def shown_stalls(process: str, status: Mapping[str, Any]) -> Iterator[LoggedStall]:
-    """Yield the stalls that the status of a process shows.
+    """Yield the stalls, and the stuck ids, that the status of a process shows.
 
     :param status: the status, as decoded JSON.
     """
@@ -141,6 +143,15 @@ def shown_stalls(process: str, status: Mapping[str, Any]) -> Iterator[LoggedStal
                 writer["detail"],
                 writer["reason"],
             )
+    for stuck in status["stuck_ids"]:
+        yield LoggedStall(
+            process,
+            f"{stuck['stream_name']}/{stuck['instance_name']}",
+            time.time(),
+            int(stuck["age"]),
+            stuck["session"],
+            STUCK,
+        )
 
 
 def _seconds(date: str, clock: str, zone: str) -> float:

@@ -53,7 +53,7 @@ class StallTests(SynchronousTestCase):
         )
 
     def test_shown(self) -> None:
-        """The stalls that a status shows are found, and nothing else in it."""
+        """The stalls and stuck ids that a status shows are found, and nothing else."""
         writer = {
             "stream_name": "events",
             "instance_name": "w1",
@@ -63,7 +63,18 @@ class StallTests(SynchronousTestCase):
             "detail": "w1 announced its exit",
         }
         good = {**writer, "condition": "up_to_date", "reason": None}
-        (stall,) = shown_stalls("reader1", {"writers": [writer, good]})
+        stuck_id = {
+            "stream_name": "events",
+            "instance_name": "w2",
+            "id": 7,
+            "age": 12.0,
+            "session": "the answer to COMMIT was lost",
+        }
+        status = {"writers": [writer, good], "stuck_ids": [stuck_id]}
+        stall, stuck = shown_stalls("reader1", status)
+        self.assertEqual(
+            str(stuck), "reader1: events/w2: stuck_id: the answer to COMMIT was lost"
+        )
         self.assertEqual(
             str(stall), "reader1: events/w1: writer_gone: w1 announced its exit"
         )

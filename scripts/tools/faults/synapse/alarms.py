@@ -22,7 +22,7 @@ from scripts.tools.faults.stalls import (
 from scripts.tools.faults.synapse.deployments import TYPING, WRITER
 
 #: Within which time after its writer was started a stream is reset, in s.
-RESET_WITHIN = 20.0
+RESET_WITHIN = 60.0
 
 
 @attrs.frozen

@@ -1,4 +1,9 @@
-"""Five real processes, their servers, and a proxy between each process and Redis."""
+"""Five real processes, their servers, and a proxy between each process and Redis.
+
+There are proxies between two of the writers and PostgreSQL as well, and in front of the
+listeners at which the other processes reach these writers, so that they can be
+replaced.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +27,22 @@ from scripts.tools.faults.stalls import LoggedStall, shown_stalls
 from scripts.tools.faults.synapse.deployments import (
     JUDGED,
     PROCESSES,
+    REPLACEABLE,
     WORKERS,
     WRITER,
     Mixture,
 )
 from scripts.tools.faults.synapse.meter import Meter
+from synapse_replication.errors import ReplicationError
 from synapse_replication.testing.servers import PrivatePostgres, PrivateRedis
 from tests.support.client_api import ClientApi
+from tests.support.commit_proxy import CommitProxy
 from tests.support.link_proxy import LinkProxy
 from tests.support.synapse_peer import SynapseDeployment
 from tests.support.synapse_process import MAIN, SynapseProcess, WorkerSpec, ours, stock
+
+#: The time within which a process must write, in s.
+WRITE_TIMEOUT = 15.0
 
 _ROOT = Path(__file__).resolve().parents[4]
 
@@ -42,6 +53,7 @@ class Cluster:
     :param mixture: the processes that run with this package's replication.
     :param bug: the dotted name of a deliberate bug in these processes; empty for none.
     :ivar proxies: the proxies between each process and Redis, by process name.
+    :ivar commit_proxies: those between some writers and PostgreSQL, by process name.
     :ivar witness_folder: the folder to which each process logs its deliveries.
     :ivar starts_of_writer: the times of restarts of the writer of typing, in s since
         the Unix epoch.
@@ -53,6 +65,7 @@ class Cluster:
         self.postgres = PrivatePostgres()
         self.redis = PrivateRedis()
         self.proxies: dict[str, LinkProxy] = {}
+        self.commit_proxies: dict[str, CommitProxy] = {}
         self.starts_of_writer: list[float] = []
         self.witness_folder = Path(tempfile.mkdtemp(prefix="synapse-replication-seen-"))
         self._log_offsets: dict[str, int] = {}
@@ -70,7 +83,14 @@ class Cluster:
             proxy = LinkProxy((self.redis.host, self.redis.port))
             stack.callback(proxy.close)
             self.proxies[name] = proxy
-        self.deployment = self._deployment()
+        relays: dict[str, LinkProxy] = {}
+        for name in REPLACEABLE:
+            self.commit_proxies[name] = CommitProxy(self.postgres)
+            stack.callback(self.commit_proxies[name].close)
+            # It leads to the listener, as soon as that has a port.
+            relays[name] = LinkProxy(("127.0.0.1", 0))
+            stack.callback(relays[name].close)
+        self.deployment = self._deployment(relays)
         stack.callback(self.deployment.stop)
         self.deployment.start()
 
@@ -131,6 +151,11 @@ class Cluster:
             self.starts_of_writer.append(time.time())
         self.process(name).start()
 
+    def replace_process(self, name: str) -> None:
+        """Start a successor of a process, which goes on, and wait until it responds."""
+        self.deployment.replace(name)
+        self.start_process(name)
+
     def fetch_typing(self) -> list[int]:
         """Return the token of each room's newest row, from the writer of typing.
 
@@ -161,7 +186,40 @@ class Cluster:
         finally:
             connection.close()
 
-    def _deployment(self) -> SynapseDeployment:
+    def end_sessions(self, name: str) -> None:
+        """End the database sessions of a process."""
+        self.query(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE application_name = %s",
+            name,
+        )
+
+    @contextlib.contextmanager
+    def held_write(self, name: str, table: str) -> Iterator[None]:
+        """Within the context, a process waits in a transaction that writes to a table.
+
+        :raises ReplicationError: if the process writes nothing.
+        """
+        connection = psycopg2.connect(**self.deployment.database)
+        try:
+            cursor = connection.cursor()
+            cursor.execute(f"LOCK TABLE {table} IN SHARE ROW EXCLUSIVE MODE")
+            deadline = time.monotonic() + WRITE_TIMEOUT
+            waiting = (
+                "SELECT FROM pg_stat_activity WHERE application_name = %s "
+                "AND pg_backend_pid() = ANY(pg_blocking_pids(pid))"
+            )
+            cursor.execute(waiting, (name,))
+            while not cursor.fetchall():
+                if time.monotonic() > deadline:
+                    raise ReplicationError(f"{name} did not write to {table}")
+                time.sleep(0.01)
+                cursor.execute(waiting, (name,))
+            yield
+        finally:
+            connection.close()
+
+    def _deployment(self, relays: Mapping[str, LinkProxy]) -> SynapseDeployment:
         witness: dict[str, Any] = {
             "folder": str(self.witness_folder),
             "writers": list(PROCESSES),
@@ -172,6 +230,8 @@ class Cluster:
             self.postgres.new_database(),
             {name: proxy.port for name, proxy in self.proxies.items()},
             self.mixture,
+            {name: proxy.directory for name, proxy in self.commit_proxies.items()},
+            relays,
             settings={
                 "modules": [
                     {
@@ -187,27 +247,41 @@ def make_deployment(
     dsn: str,
     redis_ports: Mapping[str, int],
     mixture: Mixture,
+    database_hosts: Mapping[str, Path] | None = None,
+    relays: Mapping[str, LinkProxy] | None = None,
     settings: Mapping[str, Any] | None = None,
 ) -> SynapseDeployment:
     """Return a deployment of the five processes.
 
     :param dsn: the connection string of an empty database.
     :param redis_ports: the Redis port of each process, on the loopback interface.
+    :param database_hosts: the folders of the database's sockets for some workers, by
+        name.
+    :param relays: see :class:`SynapseDeployment`.
     :param settings: further settings of ``homeserver.yaml``.
     """
+    database = psycopg2.extensions.parse_dsn(dsn)
 
     def redis_of(name: str) -> dict[str, Any]:
         return {"host": "127.0.0.1", "port": redis_ports[name]}
 
+    def settings_of(name: str) -> dict[str, Any]:
+        own: dict[str, Any] = {"redis": {"enabled": True, **redis_of(name)}}
+        if database_hosts and name in database_hosts:
+            args = {
+                **database,
+                "host": str(database_hosts[name]),
+                "application_name": name,
+                "cp_min": 1,
+                "cp_max": 5,
+            }
+            own["database"] = {"name": "psycopg2", "args": args}
+        return own
+
     return SynapseDeployment(
-        database=psycopg2.extensions.parse_dsn(dsn),
+        database=database,
         redis=redis_of(MAIN),
-        workers=[
-            WorkerSpec(
-                name, ("client",), {"redis": {"enabled": True, **redis_of(name)}}
-            )
-            for name in WORKERS
-        ],
+        workers=[WorkerSpec(name, ("client",), settings_of(name)) for name in WORKERS],
         stream_writers={
             "events": ["persister1", "persister2"],
             "typing": [WRITER],
@@ -220,6 +294,7 @@ def make_deployment(
         },
         settings=settings,
         environ={"PYTHONPATH": _python_path()},
+        relays=relays,
     )
 
 

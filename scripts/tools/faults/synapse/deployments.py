@@ -12,7 +12,10 @@ from tests.support.synapse_process import MAIN
 READER = "sync1"
 #: The writer of typing, receipts and to-device messages.
 WRITER = "writer1"
-WORKERS = ("persister1", "persister2", WRITER, READER)
+PERSISTER = "persister1"
+#: The writers whose commits can lose their answers, and which can be replaced.
+REPLACEABLE = (PERSISTER, WRITER)
+WORKERS = (PERSISTER, "persister2", WRITER, READER)
 PROCESSES = (MAIN, *WORKERS)
 
 

@@ -13,10 +13,16 @@ import attrs
 
 from scripts.tools.faults.scenarios import CUT, DOWNTIME
 from scripts.tools.faults.synapse.cluster import Cluster
-from scripts.tools.faults.synapse.deployments import PROCESSES, READER, WRITER
+from scripts.tools.faults.synapse.deployments import (
+    PERSISTER,
+    PROCESSES,
+    READER,
+    WRITER,
+)
 from scripts.tools.faults.synapse.evidence import Evidence
 from scripts.tools.faults.synapse.schedule import MIXED
 from scripts.tools.faults.synapse.traffic import Room, Traffic
+from synapse_replication.errors import ReplicationError
 from tests.support.client_api import ApiError
 from tests.support.link_proxy import Cut
 from tests.support.synapse_process import MAIN
@@ -28,6 +34,8 @@ INSTANT = (0.0, 0.0)
 #: How long to wait for rows to arrive, in s: at all processes, before a row is withheld
 #: from the reader; then at the other processes, for the withheld row.
 SETTLE = 15.0
+#: How long a replaced process may run on, in s.
+RUNS_ON = 15.0
 #: The streams with a fault that makes the reader miss exactly one row.
 MISSED = ("events", "receipts", "to_device", "caches", "typing")
 
@@ -143,6 +151,44 @@ def _client_kill(scene: Scene) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def _lose_commits(name: str, scene: Scene) -> Iterator[None]:
+    """Lose answers to the commits of a process; some arrive up to 2 s later."""
+    scene.victims.add(name)
+    proxy = scene.cluster.commit_proxies[name]
+    proxy.lose(scene.chance.getrandbits(32))
+    try:
+        yield
+    finally:
+        proxy.heal()
+
+
+@contextlib.contextmanager
+def _replace(name: str, table: str, scene: Scene) -> Iterator[None]:
+    """Replace a process that is frozen in a transaction, and let it go on.
+
+    Its sessions end, as those of a suspended machine do, before its successor starts.
+
+    :param table: the table to which the transaction writes.
+    """
+    scene.victims.add(name)
+    cluster = scene.cluster
+    replaced = cluster.process(name)
+    with cluster.held_write(name, table):
+        replaced.freeze()
+        cluster.end_sessions(name)
+    cluster.replace_process(name)
+    replaced.thaw()
+    yield
+    deadline = time.monotonic() + RUNS_ON
+    while replaced.is_running and time.monotonic() < deadline:
+        time.sleep(0.1)
+    was_running = replaced.is_running
+    replaced.kill()
+    if was_running and cluster.is_ours(name):
+        raise ReplicationError(f"{name} runs on, although it was replaced")
+
+
+@contextlib.contextmanager
 def _miss_one(stream: str, scene: Scene) -> Iterator[None]:
     """Make the reader miss exactly one row of a stream.
 
@@ -229,14 +275,23 @@ NEMESES: Mapping[str, Nemesis] = {
         )
         for stream in MISSED
     },
+    f"commits-lost-{PERSISTER}": Nemesis(partial(_lose_commits, PERSISTER), CUT),
+    f"commits-lost-{WRITER}": Nemesis(partial(_lose_commits, WRITER), CUT),
+    f"replace-{PERSISTER}": Nemesis(partial(_replace, PERSISTER, "events")),
+    f"replace-{WRITER}": Nemesis(partial(_replace, WRITER, "device_inbox")),
     "failed-read": Nemesis(_failed_read, INSTANT, is_quiet=True),
 }
 
 #: The faults that may overlap others.
-MIXABLE = tuple(name for name, nemesis in NEMESES.items() if not nemesis.is_quiet)
+MIXABLE = tuple(
+    name
+    for name, nemesis in NEMESES.items()
+    if not nemesis.is_quiet and not name.startswith("replace-")
+)
 
-#: The faults that show the homeserver's own behaviour; they are not in a full run.
-ON_DEMAND = ("failed-read",)
+#: The faults that show limits, of the homeserver or of streams held in memory; they are
+#: not in a full run.
+ON_DEMAND = ("failed-read", f"replace-{WRITER}")
 
 #: All names that can be selected, and those of a full run.
 NAMES = (*NEMESES, MIXED)
