@@ -126,7 +126,12 @@ def _run_tasks(
     only: tuple[str, ...],
     print_line: Callable[[str], None],
 ) -> list[Result]:
-    tasks = [task for task in TASKS if not only or task.name.startswith(only)]
+    tasks = [
+        task
+        for task in TASKS
+        if (not only or task.name.startswith(only))
+        and (other.is_dir() or not task.is_of_package)
+    ]
     is_idle = any(IDLE_NAME.startswith(each) for each in only)
     is_process = process.NAME in only
     if not (tasks or NAME in only or is_idle or is_process):

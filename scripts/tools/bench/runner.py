@@ -103,7 +103,9 @@ class Runner:
             side, python = "stock", str(self.other)
         elif is_other:
             root = self.other
-        program = root / "scripts" / "tools" / "bench" / f"{side}_{task.group}.py"
+        path = Path("scripts", "tools", "bench", f"{side}_{task.group}.py")
+        # Another version may lack a program that uses only what it has.
+        program = root / path if (root / path).exists() else _ROOT / path
         return run_measure([python, str(program)], task.measure, parameters, root=root)
 
 

@@ -25,6 +25,8 @@ class Unit(enum.Enum):
     CPU_SECONDS = ("s of CPU", "cpu_seconds", False)
     MEBIBYTES = ("MiB", "mebibytes", False)
     MILLISECONDS = ("ms", "milliseconds", False)
+    MESSAGES = ("messages", "messages", False)
+    STATEMENTS = ("statements", "statements", False)
 
     @property
     def shown(self) -> str:
@@ -56,6 +58,8 @@ class Task:
     :ivar units: the units of the results.
     :ivar parameters: the function's other parameters.
     :ivar database: the database whose ``dsn`` is passed to the function.
+    :ivar is_of_package: whether a real Synapse has nothing to compare: the task needs
+        another version of this package.
     :ivar redis: whether the ``port`` of a Redis server is passed to the function.
     """
 
@@ -67,9 +71,10 @@ class Task:
     stock_part: int = 1
     count_name: str = "rows"
     units: tuple[Unit, ...] = (Unit.PER_SECOND,)
-    parameters: dict[str, int | bool] = attrs.Factory(dict)
+    parameters: dict[str, int | bool | str] = attrs.Factory(dict)
     database: Database = Database.NONE
     redis: bool = False
+    is_of_package: bool = False
 
 
 def _redis(name: str, measure: str, count: int, quick_count: int, **more: int) -> Task:
@@ -96,6 +101,36 @@ def _get_next(callers: int, count: int, stock_part: int) -> Task:
         count_name="blocks",
         parameters={"callers": callers},
         database=Database.EMPTY,
+    )
+
+
+def _writes(kind: str, callers: int, count: int) -> Task:
+    return Task(
+        name=f"{kind}, {callers} callers in a process",
+        group="write",
+        measure="writes",
+        count=count,
+        quick_count=count // 4,
+        units=(Unit.PER_SECOND, Unit.CPU),
+        parameters={"callers": callers, "kind": kind},
+        database=Database.EMPTY,
+        redis=True,
+        is_of_package=True,
+    )
+
+
+def _messages(kind: str) -> Task:
+    return Task(
+        name=f"messages of {kind}",
+        group="write",
+        measure="messages",
+        count=200,
+        quick_count=50,
+        units=(Unit.MESSAGES, Unit.STATEMENTS),
+        parameters={"kind": kind},
+        database=Database.EMPTY,
+        redis=True,
+        is_of_package=True,
     )
 
 
@@ -150,6 +185,14 @@ TASKS: tuple[Task, ...] = (
     _get_next(1, 400, 1),
     _get_next(10, 4_000, 4),
     _get_next(50, 10_000, 5),
+    _writes("get_next", 1, 1_000),
+    _writes("write", 1, 1_000),
+    _writes("write", 10, 4_000),
+    _writes("write_txn", 1, 1_000),
+    _writes("write_txn", 10, 4_000),
+    _messages("get_next"),
+    _messages("write"),
+    _messages("write_txn"),
     _catch_up("catch-up", 1_000_000, Database.FILLED),
     _catch_up("catch-up, all kinds", 300_000, Database.VARIED),
     Task(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from scripts.tools.bench import ours_redis, ours_storage, ours_wire
+from scripts.tools.bench import ours_redis, ours_storage, ours_wire, ours_write
 from scripts.tools.bench.tasks import TASKS, Result, Unit
 
 
@@ -36,6 +36,7 @@ class TaskTests(SynchronousTestCase):
             "redis": ours_redis.MEASURES,
             "storage": ours_storage.MEASURES,
             "wire": ours_wire.MEASURES,
+            "write": ours_write.MEASURES,
         }
         for task in TASKS:
             self.assertIn(task.measure, groups[task.group])
