@@ -44,6 +44,10 @@ from synapse_replication.errors import (
     WaitTimeoutError as WaitTimeoutError,
 )
 from synapse_replication.extras import explain_missing
+from synapse_replication.handlers.command_handler import (
+    HandlerOptions as HandlerOptions,
+    ReplicationCommandHandler as ReplicationCommandHandler,
+)
 from synapse_replication.handlers.data_handler import (
     AdvancingStream as AdvancingStream,
     ReplicationDataHandler as ReplicationDataHandler,
@@ -51,10 +55,6 @@ from synapse_replication.handlers.data_handler import (
 from synapse_replication.handlers.events import (
     CatchUpEvent as CatchUpEvent,
     DiscardReason as DiscardReason,
-)
-from synapse_replication.handlers.handler import (
-    HandlerOptions as HandlerOptions,
-    ReplicationCommandHandler as ReplicationCommandHandler,
 )
 from synapse_replication.handlers.host_parts import (
     BackgroundProcesses as BackgroundProcesses,

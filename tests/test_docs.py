@@ -31,7 +31,7 @@ from synapse_replication.handlers.events import Discarded, DiscardReason
 from synapse_replication.handlers.host_parts import StreamTable, WriteNotifier
 from synapse_replication.handlers.interfaces import Identity
 from synapse_replication.instrumentation.hooks import ReplicationHooks
-from synapse_replication.instrumentation.status.observer import StatusObserver
+from synapse_replication.instrumentation.status.status_observer import StatusObserver
 from synapse_replication.streams.memory import MemoryStream
 from synapse_replication.streams.stream import StreamUpdateResult, UpdateFunction
 from synapse_replication.streams.table import TableStream

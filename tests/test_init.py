@@ -109,13 +109,13 @@ class ImportTests(SynchronousTestCase):
     def test_small_in_host(self) -> None:
         """A process of a homeserver loads no module only for types or rare events."""
         loaded = self.loaded(HOST_PROGRAM)
-        self.assertIn("synapse_replication.dropin.handler", loaded)
+        self.assertIn("synapse_replication.dropin.command_handler", loaded)
         self.assertEqual(_of_packages(NOT_IN_HOST, loaded), [])
 
     def test_small_alone(self) -> None:
         """A stand-alone process loads what its configuration may not need later."""
         loaded = self.loaded(STANDALONE_PROGRAM)
-        self.assertIn("synapse_replication.handlers.handler", loaded)
+        self.assertIn("synapse_replication.handlers.command_handler", loaded)
         self.assertEqual(_of_packages(NOT_IN_STANDALONE, loaded), [])
 
     def test_version(self) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.handlers.handler import ReplicationCommandHandler
+from synapse_replication.handlers.command_handler import ReplicationCommandHandler
 from synapse_replication.recordings.reader import read_recording, shipped_recording
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS
 from synapse_replication.testing.doubles import MemoryConnection, SourceStream

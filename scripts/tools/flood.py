@@ -29,8 +29,8 @@ from twisted.internet.protocol import ProcessProtocol
 from twisted.internet.task import LoopingCall, react
 from twisted.python.failure import Failure
 
+from synapse_replication.handlers.command_handler import ReplicationCommandHandler
 from synapse_replication.handlers.events import AnnouncedBy, LinkDown, OperationFailed
-from synapse_replication.handlers.handler import ReplicationCommandHandler
 from synapse_replication.handlers.host_parts import (
     BackgroundProcesses,
     ReactorClock,

@@ -38,7 +38,7 @@ with atheris.instrument_imports(include=["synapse_replication"]):
     from synapse_replication.http.client import HttpCatchUpClient
     from synapse_replication.http.location import InstanceLocation
     from synapse_replication.recordings.reader import decompressed, read_records
-    from synapse_replication.redis.resp import ReplyReader
+    from synapse_replication.redis.resp import ReplyParser
     from synapse_replication.streams.rows import decode_json, encode_json
     from synapse_replication.streams.standard.registry import STANDARD_STREAMS
     from synapse_replication.streams.tokens import MultiWriterStreamToken
@@ -228,7 +228,7 @@ def read_as_message(data: bytes) -> None:
 
 def read_as_replies(data: bytes) -> None:
     """Read data as replies of Redis."""
-    reader = ReplyReader()
+    reader = ReplyParser()
     try:
         for start in range(0, len(data), 7):
             reader.feed(data[start : start + 7])

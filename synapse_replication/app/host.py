@@ -8,11 +8,11 @@ from typing import Any
 import attrs
 
 from synapse_replication.errors import LocalProtocolError
+from synapse_replication.handlers.command_handler import ReplicationCommandHandler
 from synapse_replication.handlers.data_handler import (
     LargestToken,
     ReplicationDataHandler,
 )
-from synapse_replication.handlers.handler import ReplicationCommandHandler
 from synapse_replication.handlers.host_parts import (
     MAX_USERS,
     BackgroundProcesses,

@@ -62,7 +62,7 @@ from synapse_replication.instrumentation.prometheus import (
 )
 from synapse_replication.instrumentation.status import model
 from synapse_replication.instrumentation.status.assessment import describe_process
-from synapse_replication.instrumentation.status.observer import StatusObserver
+from synapse_replication.instrumentation.status.status_observer import StatusObserver
 from synapse_replication.storage import id_streams
 from synapse_replication.storage.database import Database, TransactionRunner
 from synapse_replication.storage.id_streams import IdStream, row_stream_of

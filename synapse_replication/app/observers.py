@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from twisted.logger import Logger
 
-from synapse_replication.handlers.handler import ReplicationCommandHandler
+from synapse_replication.handlers.command_handler import ReplicationCommandHandler
 from synapse_replication.handlers.observer import CompositeObserver, ReplicationObserver
 from synapse_replication.handlers.timer import Timer, until_next
 from synapse_replication.instrumentation import prometheus
 from synapse_replication.instrumentation.hooks import ReplicationHooks
 from synapse_replication.instrumentation.logs import LoggingObserver
-from synapse_replication.instrumentation.status.observer import StatusObserver
 from synapse_replication.instrumentation.status.stalls import StallLog
+from synapse_replication.instrumentation.status.status_observer import StatusObserver
 from synapse_replication.instrumentation.turns import ReactorTurns
 from synapse_replication.storage.stuck_id_watch import StreamIds, StuckIdWatch
 

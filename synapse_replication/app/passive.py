@@ -27,7 +27,7 @@ from synapse_replication.handlers.observer import CompositeObserver, Replication
 from synapse_replication.instrumentation.logs import LoggingObserver
 from synapse_replication.redis.link import STOP_TIMEOUT
 from synapse_replication.redis.options import RedisOptions
-from synapse_replication.redis.resp import ReplyReader
+from synapse_replication.redis.resp import ReplyParser
 from synapse_replication.redis.sender import RedisSender
 from synapse_replication.redis.sentinel import RedisMaster
 from synapse_replication.redis.subscriber import SubscriberFactory
@@ -59,18 +59,18 @@ class _NullHandler:
         """Do nothing: the factory reconnects."""
 
 
-class _TappedReader:
-    """A reader of Redis replies that passes each message to a tap."""
+class _TappedParser:
+    """A parser of Redis replies that passes each message to a tap."""
 
-    def __init__(self, reader: ReplyReader, tap: Tap) -> None:
-        self.feed = reader.feed
-        self._reader = reader
+    def __init__(self, parser: ReplyParser, tap: Tap) -> None:
+        self.feed = parser.feed
+        self._parser = parser
         self._tap = tap
 
     def gets(self) -> Any:
-        # Look up the method for each call: the reader replaces it when it feeds a chunk
+        # Look up the method for each call: the parser replaces it when it feeds a chunk
         # to hiredis in parts.
-        reply = self._reader.gets()
+        reply = self._parser.gets()
         if type(reply) is list and len(reply) == 3 and reply[0] == b"message":
             self._tap(reply[1].decode("utf-8", "replace"), reply[2])
         return reply
@@ -97,7 +97,7 @@ class PassiveRedisLink:
             command_handler=_NullHandler(),
             # The sender has no connection and is never used.
             sender=RedisSender(reactor, observer, _publish_nothing),
-            reader_factory=lambda: _TappedReader(ReplyReader(), tap),
+            parser_factory=lambda: _TappedParser(ReplyParser(), tap),
         )
 
     def start(self) -> None:

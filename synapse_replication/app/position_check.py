@@ -42,9 +42,9 @@ import attrs
 from twisted.python.failure import Failure
 
 from synapse_replication.errors import StorageError
+from synapse_replication.handlers.command_handler import ReplicationCommandHandler
 from synapse_replication.handlers.epochs import PeerEpochs
 from synapse_replication.handlers.events import DatabaseSetBack
-from synapse_replication.handlers.handler import ReplicationCommandHandler
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.handlers.timer import Timer, until_next
 from synapse_replication.storage.committed_tokens import (

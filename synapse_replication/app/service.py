@@ -42,7 +42,7 @@ from synapse_replication.errors import (
 )
 from synapse_replication.handlers import interfaces
 from synapse_replication.handlers.admission import DeclaredWriters
-from synapse_replication.handlers.handler import (
+from synapse_replication.handlers.command_handler import (
     ReplicationCommandHandler,
 )
 from synapse_replication.handlers.host_parts import ReactorClock
@@ -53,7 +53,7 @@ from synapse_replication.handlers.sending.streamer import (
 from synapse_replication.http.client import HttpCatchUpClient, with_retries
 from synapse_replication.instrumentation.prometheus import ReplicationMetrics
 from synapse_replication.instrumentation.status.model import ProcessStatus
-from synapse_replication.instrumentation.status.observer import StatusObserver
+from synapse_replication.instrumentation.status.status_observer import StatusObserver
 from synapse_replication.redis.external_cache import ExternalCache
 from synapse_replication.redis.link import RedisReplicationLink
 from synapse_replication.redis.options import RedisOptions

@@ -27,12 +27,12 @@ from synapse_replication.app.observers import ProcessObservers
 from synapse_replication.app.position_check import start_position_check
 from synapse_replication.app.stop_steps import StopSteps
 from synapse_replication.config.shared_options import SharedOptions
-from synapse_replication.handlers.epochs import PeerEpochs
-from synapse_replication.handlers.extension.extension import ReplicationExtension
-from synapse_replication.handlers.handler import (
+from synapse_replication.handlers.command_handler import (
     HandlerOptions,
     ReplicationCommandHandler,
 )
+from synapse_replication.handlers.epochs import PeerEpochs
+from synapse_replication.handlers.extension.extension import ReplicationExtension
 from synapse_replication.handlers.interfaces import ReplicationHost
 from synapse_replication.handlers.receiving.partial_resync import (
     PartialResync,

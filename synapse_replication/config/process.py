@@ -17,7 +17,10 @@ from typing_extensions import override
 from synapse_replication.config import deployment, sanity
 from synapse_replication.config.models import MAIN_APP, SynapseFile
 from synapse_replication.config.redis import read_redis
-from synapse_replication.config.replication_options import Finding, ReplicationOptions
+from synapse_replication.config.replication_options import (
+    OptionProblem,
+    ReplicationOptions,
+)
 from synapse_replication.config.structuring import INVALID, StrictSection, read_value
 from synapse_replication.config.yaml_files import (
     OWN_SECTION,
@@ -185,7 +188,7 @@ def load_config(paths: Sequence[str], purpose: Purpose | None = None) -> Process
     merged, shared = deployment.read_shared(paths)
     streams = deployment.read_streams(merged)
     own = read_own_section(merged)
-    reader = _Reader(merged, shared, {**own, "streams": streams}, purpose)
+    reader = _ConfigBuilder(merged, shared, {**own, "streams": streams}, purpose)
     config = reader.make_config()
     if merged.problems:
         raise ConfigError(merged.problems)
@@ -201,7 +204,7 @@ def _is_worker(values: Mapping[str, Any]) -> bool:
     return bool(values.get("worker_name") or (app and app != MAIN_APP))
 
 
-class _Reader:
+class _ConfigBuilder:
     """Makes the configuration of a process from sections, which it checks together.
 
     :param own: the options that this package's section sets.
@@ -267,35 +270,35 @@ class _Reader:
         )
         is_observer = self._purpose == "follow"
         self._check(
-            config, config.link_findings() if is_observer else config.findings()
+            config, config.link_problems() if is_observer else config.option_problems()
         )
         self._check_sanity()
         return config
 
-    def _check(self, config: ProcessConfig, findings: Iterator[Finding]) -> None:
-        """Report findings that do not result from values that are invalid anyway."""
+    def _check(self, config: ProcessConfig, problems: Iterator[OptionProblem]) -> None:
+        """Report problems that do not result from values that are invalid anyway."""
         listeners, failed = list(self._served), self._merged.failed_keys()
         if "databases" in failed:
             failed.add("database")
-        for finding in list(findings):
-            name, *inner = finding.option.split(".")
-            at = finding.at
+        for found in list(problems):
+            name, *inner = found.option.split(".")
+            at = found.at
             if name == "listeners" and at:
                 at = (listeners[int(at[0])], *at[1:])
-            keys = {config.key_of(each).partition(".")[0] for each in finding.needs}
+            keys = {config.key_of(each).partition(".")[0] for each in found.needs}
             key = config.key_of(name).split(".")
             if not (keys | {key[0]}) & failed:
                 path: KeyPath = (*key, *inner, *at)
-                hint = finding.file_hint or finding.hint
+                hint = found.file_hint or found.hint
                 old_port = self._shared.worker_replication_http_port
-                if finding.option == "instances" and old_port:
+                if found.option == "instances" and old_port:
                     host = self._shared.worker_replication_host or "localhost"
                     hint = (
                         f"write `instance_map: {{main: {{host: {host}, port: "
                         f"{old_port}}}}}`, which replaces worker_replication_host and "
                         "worker_replication_http_port"
                     )
-                self._problem(path, finding.problem, hint)
+                self._problem(path, found.problem, hint)
 
     def _check_addresses(self) -> None:
         """Check that no two instances have one address, as after copying a line."""
@@ -311,11 +314,11 @@ class _Reader:
 
     def _check_sanity(self) -> None:
         key, listeners = self._listeners_key, self._listeners
-        findings = list(sanity.mistyped_keys(self._merged.values))
+        problems = list(sanity.mistyped_keys(self._merged.values))
         if self._purpose != "follow":
             listen = self._own.get("tcp_listen", ())
-            findings += sanity.clashing_listeners(key, listeners, listen)
-        for path, problem, hint in findings:
+            problems += sanity.clashing_listeners(key, listeners, listen)
+        for path, problem, hint in problems:
             self._problem(path, problem, hint)
 
     def _stores_user_ips(self, instance_name: str) -> bool:

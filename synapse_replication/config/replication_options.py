@@ -51,7 +51,7 @@ _DATABASE_HINT = 'pass libpq\'s parameters, for instance {"dbname": "shop"}'
 
 
 @attrs.frozen(eq=False)
-class Finding:
+class OptionProblem:
     """A reason why options cannot be used.
 
     :ivar option: the attribute, with those of groups: ``receiving.max_batch_rows``.
@@ -59,7 +59,7 @@ class Finding:
     :ivar hint: what to do in Python.
     :ivar file_hint: what to do in the files, if it differs.
     :ivar at: the path within the value of the option.
-    :ivar needs: other options that the finding depends on.
+    :ivar needs: other options that the problem depends on.
     """
 
     option: str
@@ -344,10 +344,10 @@ class ReplicationOptions(SharedOptions):
         """Return the reasons why the options cannot be used."""
         return [
             self.problem(dotted((each.option, *each.at)), each.problem, each.hint)
-            for each in self.findings()
+            for each in self.option_problems()
         ]
 
-    def findings(self) -> Iterator[Finding]:
+    def option_problems(self) -> Iterator[OptionProblem]:
         """Yield the reasons why the options cannot be used.
 
         The options of the files and those of Python are checked here, and only here;
@@ -355,18 +355,18 @@ class ReplicationOptions(SharedOptions):
         they are read.
         """
         for attributes, error in find_invalid(self):
-            yield Finding(".".join(attributes), error.problem, error.hint)
+            yield OptionProblem(".".join(attributes), error.problem, error.hint)
         yield from self._find_bad_streams()
         yield from self._find_missing()
         yield from self._find_unusable()
         if not self.allow_unprotected_listeners:
             yield from self._find_unprotected()
 
-    def link_findings(self) -> Iterator[Finding]:
-        """Yield the findings that concern a process that only observes."""
+    def link_problems(self) -> Iterator[OptionProblem]:
+        """Yield the problems that concern a process that only observes."""
         yield from self._find_unusable()
 
-    def _find_bad_streams(self) -> Iterator[Finding]:
+    def _find_bad_streams(self) -> Iterator[OptionProblem]:
         names = [
             stream if isinstance(stream, str) else stream.name
             for stream in self.streams
@@ -374,19 +374,21 @@ class ReplicationOptions(SharedOptions):
         for stream in self.streams:
             if isinstance(stream, str) and stream not in STANDARD_STREAMS:
                 hint = hint_for(stream, STANDARD_STREAMS, "pass its declaration")
-                yield Finding("streams", f"{stream!r} is not a standard stream", hint)
+                yield OptionProblem(
+                    "streams", f"{stream!r} is not a standard stream", hint
+                )
         for name in sorted({name for name in names if names.count(name) > 1}):
             hint = "rename or remove one of the two"
-            yield Finding("streams", f"{name} is there twice", hint)
+            yield OptionProblem("streams", f"{name} is there twice", hint)
         for name in self.writers.keys() - set(names):
             hint = f"write one of {names}"
-            yield Finding("writers", f"there is no stream {name}", hint)
+            yield OptionProblem("writers", f"there is no stream {name}", hint)
 
-    def _find_missing(self) -> Iterator[Finding]:
+    def _find_missing(self) -> Iterator[OptionProblem]:
         stored = list(self.stored)
         if stored and self.database is None:
             problem = f"is missing, but {stored[0]} is stored in it"
-            yield Finding("database", problem, _DATABASE_HINT, needs=("streams",))
+            yield OptionProblem("database", problem, _DATABASE_HINT, needs=("streams",))
         others = {
             (name, writer)
             for name, writers in self.writers.items()
@@ -395,7 +397,7 @@ class ReplicationOptions(SharedOptions):
         }
         if others and not self.has_links:
             name, writer = min(others)
-            yield Finding(
+            yield OptionProblem(
                 "redis",
                 f"there is no link to {writer}, which writes {name}",
                 "pass redis, or tcp_connect and tcp_listen",
@@ -405,7 +407,7 @@ class ReplicationOptions(SharedOptions):
             )
         if self.redis is not None and self.tcp_connect:
             problem = "is set beside redis: rows would arrive twice"
-            yield Finding("tcp_connect", problem, "remove one of the two")
+            yield OptionProblem("tcp_connect", problem, "remove one of the two")
         yield from self._find_missing_sources()
 
     @property
@@ -413,14 +415,14 @@ class ReplicationOptions(SharedOptions):
         """Whether other processes may request rows from this one."""
         return self.has_links
 
-    def _find_missing_sources(self) -> Iterator[Finding]:
+    def _find_missing_sources(self) -> Iterator[OptionProblem]:
         """Find writers from which the rows of streams in memory cannot be requested."""
         me = self.instance_name
         in_memory = [name for name in self.declared if name not in self.stored]
         mine = [name for name in in_memory if self.writes(name)]
         serves = any("replication" in each.resources for each in self.listeners)
         if mine and self._must_serve_rows and not serves:
-            yield Finding(
+            yield OptionProblem(
                 "listeners",
                 f"this process writes {', '.join(mine)}, held in memory, but has no "
                 "replication listener from which readers can request these rows",
@@ -435,7 +437,7 @@ class ReplicationOptions(SharedOptions):
                 if writer != me and writer not in self.instances:
                     missing.setdefault(writer, name)
         for writer, name in missing.items():
-            yield Finding(
+            yield OptionProblem(
                 "instances",
                 f"{writer} writes {name}, which is held in its memory, but its address "
                 "is missing",
@@ -452,35 +454,37 @@ class ReplicationOptions(SharedOptions):
             "address of its replication listener"
         )
 
-    def _find_unusable(self) -> Iterator[Finding]:
+    def _find_unusable(self) -> Iterator[OptionProblem]:
         redis: object = self.redis
         if redis is not None and not isinstance(redis, RedisOptions):
             hint = "pass RedisOptions(host=..., port=...)"
-            yield Finding("redis", f"is {type(redis).__name__}", hint)
+            yield OptionProblem("redis", f"is {type(redis).__name__}", hint)
         if self.database is not None:
             why = conninfo_problem(self.database.conninfo)
             if why is not None:
-                yield Finding("database", why, _DATABASE_HINT)
+                yield OptionProblem("database", why, _DATABASE_HINT)
         if self.secret is not None and (why := find_bad_secret(self.secret)):
             hint = "write a long random secret, for instance the output of pwgen -s 32"
-            yield Finding("secret", why, hint)
+            yield OptionProblem("secret", why, hint)
         if self.tracing is not None and (found := self.tracing.why_unusable()):
-            yield Finding("tracing", *found)
+            yield OptionProblem("tracing", *found)
         yield from self._find_unusable_tls()
 
-    def _find_unusable_tls(self) -> Iterator[Finding]:
+    def _find_unusable_tls(self) -> Iterator[OptionProblem]:
         hint = "pass a TlsConfig with PEM files that can be read"
         try:
             self.tls.for_connecting("localhost")
         except (OSError, ValueError) as error:
-            yield Finding("tls", str(error), hint, "name PEM files that can be read")
+            yield OptionProblem(
+                "tls", str(error), hint, "name PEM files that can be read"
+            )
             return
         for index, listener in enumerate(self.listeners):
             try:
                 if listener.tls:
                     self.tls.for_listening()
             except (OSError, ValueError) as error:
-                yield Finding(
+                yield OptionProblem(
                     "listeners",
                     f"this listener cannot use TLS: {error}",
                     hint,
@@ -490,7 +494,7 @@ class ReplicationOptions(SharedOptions):
                     needs=("tls",),
                 )
 
-    def _find_unprotected(self) -> Iterator[Finding]:
+    def _find_unprotected(self) -> Iterator[OptionProblem]:
         """Find the listeners that any client on another machine may use."""
         for index, listener in enumerate(self.listeners):
             why = why_unprotected(
@@ -500,10 +504,10 @@ class ReplicationOptions(SharedOptions):
             )
             if why is not None:
                 at = (index, "bind_addresses")
-                yield Finding("listeners", *why, at=at, needs=("secret", "tls"))
+                yield OptionProblem("listeners", *why, at=at, needs=("secret", "tls"))
         for index, description in enumerate(self.tcp_listen):
             if (why := why_unguarded(description)) is not None:
-                yield Finding("tcp_listen", *why, at=(index,))
+                yield OptionProblem("tcp_listen", *why, at=(index,))
 
 
 def _default_writers(stream: DeclaredStream) -> tuple[str, ...]:

@@ -26,7 +26,7 @@ from synapse_replication.errors import ConfigProblem
 from synapse_replication.http.location import InstanceLocation
 
 #: A problem: the key's path, what is wrong, and the hint.
-Finding = tuple[KeyPath, str, str]
+KeyProblem = tuple[KeyPath, str, str]
 
 #: The least length of a replication secret; shorter secrets are easily guessed.
 MIN_SECRET: Final = 4
@@ -46,7 +46,7 @@ _OTHER_KEYS: Final = frozenset(
 _TOP_LEVEL_LIKENESS: Final = 0.8
 
 
-def mistyped_keys(values: Mapping[str, Any]) -> Iterator[Finding]:
+def mistyped_keys(values: Mapping[str, Any]) -> Iterator[KeyProblem]:
     """Find unknown keys that resemble a known key.
 
     In a section, only the known keys that it lacks are considered; at the top level,
@@ -94,7 +94,7 @@ def mistyped_keys(values: Mapping[str, Any]) -> Iterator[Finding]:
 
 def clashing_listeners(
     key: str, listeners: Sequence[listener_safety.Listener], descriptions: Sequence[str]
-) -> Iterator[Finding]:
+) -> Iterator[KeyProblem]:
     """Find listeners of one process with the same socket, or address and port.
 
     A listener without an address uses its port on all addresses.

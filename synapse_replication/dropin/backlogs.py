@@ -27,9 +27,9 @@ from twisted.internet.defer import Deferred
 from synapse_replication.dropin.homeserver import Homeserver
 from synapse_replication.dropin.host_code import make_yieldable
 from synapse_replication.dropin.host_streams import instances_of
-from synapse_replication.dropin.observer import monitoring_of, observer_of
+from synapse_replication.dropin.observer import observer_of, observers_of
 from synapse_replication.dropin.settings import own_settings
-from synapse_replication.handlers.handler import ReplicationCommandHandler
+from synapse_replication.handlers.command_handler import ReplicationCommandHandler
 from synapse_replication.handlers.receiving.partial_resync import RequestRows
 from synapse_replication.http.location import InstanceLocation
 from synapse_replication.http.resource import ReplicationResource
@@ -83,7 +83,7 @@ def _make_resource(hs: Homeserver) -> ReplicationResource | None:
         observer_of(hs),
         epoch=ours.host.identity.instance_id,
         backlog=ours.backlog,
-        status=monitoring_of(hs).encode_status,
+        status=observers_of(hs).encode_status,
     )
 
 

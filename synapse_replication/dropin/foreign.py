@@ -16,7 +16,7 @@ import attrs
 from synapse_replication.dropin.homeserver import Homeserver
 from synapse_replication.dropin.host_code import host_attribute
 from synapse_replication.dropin.observer import observer_of
-from synapse_replication.handlers.handler import ReplicationCommandHandler
+from synapse_replication.handlers.command_handler import ReplicationCommandHandler
 from synapse_replication.handlers.interfaces import (
     ConnectionHandler,
     ReplicationConnection,

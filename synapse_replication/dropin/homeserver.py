@@ -82,7 +82,7 @@ class DatabasePool(Protocol):
         """Run a function in a transaction."""
 
 
-class Notifier(Protocol):
+class HomeserverNotifier(Protocol):
     """The part of a homeserver that wakes requests for new rows."""
 
     def add_replication_callback(self, cb: Callable[[], None]) -> None:
@@ -148,7 +148,7 @@ class Homeserver(Protocol):
     def get_datastores(self) -> Any:
         """Return the databases; ``main`` is the one with the replicated tables."""
 
-    def get_notifier(self) -> Notifier:
+    def get_notifier(self) -> HomeserverNotifier:
         """Return the part that wakes requests."""
 
     def get_presence_handler(self) -> PresenceHandler:

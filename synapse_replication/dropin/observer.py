@@ -1,16 +1,16 @@
-"""The monitoring of replication inside a host: observers, status, hooks and systemd.
+"""The observers of replication inside a host: status, hooks, metrics, log, systemd.
 
-Theory of operation: each homeserver object has one :class:`Monitoring`, created by the
-first call of :func:`monitoring_of`; a process may contain several homeserver objects
-(the host's tests create them). The monitoring owns the observers, which write to the
-host's logs and metrics. Metrics that the host already defines are updated in place,
-because its dashboards use their names. The exception is a gauge whose value is computed
-by a function of the replaced code: it is removed from the registry, and this package
-registers its own metric under that name.
+Theory of operation: each homeserver object has one :class:`HostObservers`, created by
+the first call of :func:`observers_of`; a process may contain several homeserver objects
+(the host's tests create them). The observers write to the host's logs and metrics.
+Metrics that the host already defines are updated in place, because its dashboards use
+their names. The exception is a gauge whose value is computed by a function of the
+replaced code: it is removed from the registry, and this package registers its own
+metric under that name.
 
-Once this package's command handler has started replication over Redis, the monitoring
-checks the status every few seconds, as a stand-alone process does: it logs stalled
-writers, calls hooks, and notifies systemd and its watchdog. The host itself reports
+Once this package's command handler has started replication over Redis, the observers
+check the status every few seconds, as in a stand-alone process: they log stalled
+writers, call hooks, and notify systemd and its watchdog. The host itself reports
 readiness, reloads and stops to systemd.
 """
 
@@ -39,12 +39,12 @@ from synapse_replication.dropin.host_streams import declared_writers
 from synapse_replication.dropin.settings import own_settings
 from synapse_replication.dropin.synapse_host import HostClock
 from synapse_replication.errors import HooksNotFoundError, SupervisorError
-from synapse_replication.handlers.handler import ReplicationCommandHandler
+from synapse_replication.handlers.command_handler import ReplicationCommandHandler
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.instrumentation.hooks import ReplicationHooks
 from synapse_replication.instrumentation.prometheus import METRICS, ReplicationMetrics
 from synapse_replication.instrumentation.status.model import encode_status
-from synapse_replication.instrumentation.status.observer import StatusObserver
+from synapse_replication.instrumentation.status.status_observer import StatusObserver
 
 if TYPE_CHECKING:
     from synapse_replication.app.supervision import SystemdNotifier
@@ -69,11 +69,11 @@ _LOG_NAME = "synapse_replication"
 #: The lines that are logged once the host has set up its log, with their levels.
 _announcement: list[tuple[int, str]] = []
 
-_monitoring: weakref.WeakKeyDictionary[Any, Monitoring] = weakref.WeakKeyDictionary()
+_observers: weakref.WeakKeyDictionary[Any, HostObservers] = weakref.WeakKeyDictionary()
 
 
-class Monitoring(ProcessObservers):
-    """Monitors the replication of one homeserver object."""
+class HostObservers(ProcessObservers):
+    """Observers of the replication of one homeserver object."""
 
     def __init__(self, hs: Homeserver, metrics: ReplicationMetrics) -> None:
         server_name, instance_name = hs.hostname, hs.get_instance_name()
@@ -201,19 +201,19 @@ def _export_spans(
     return SpanExport(tracing, server_name, instance_name)
 
 
-def monitoring_of(hs: Homeserver) -> Monitoring:
-    """Return the monitoring of a homeserver, which all its parts share."""
-    monitoring = _monitoring.get(hs)
-    if monitoring is None:
+def observers_of(hs: Homeserver) -> HostObservers:
+    """Return the observers of a homeserver, which all its parts share."""
+    observers = _observers.get(hs)
+    if observers is None:
         # The host has set up its log by now.
         announce()
-        monitoring = _monitoring[hs] = Monitoring(hs, host_metrics())
-    return monitoring
+        observers = _observers[hs] = HostObservers(hs, host_metrics())
+    return observers
 
 
 def observer_of(hs: Homeserver) -> ReplicationObserver:
     """Return the observer of a homeserver, which all its parts share."""
-    return monitoring_of(hs).observer
+    return observers_of(hs).observer
 
 
 def hooks_of(hs: Homeserver) -> ReplicationHooks:
@@ -221,7 +221,7 @@ def hooks_of(hs: Homeserver) -> ReplicationHooks:
 
     :param hs: the homeserver, or the ``ModuleApi`` that the host passes to its modules.
     """
-    return monitoring_of(getattr(hs, "_hs", hs)).hooks
+    return observers_of(getattr(hs, "_hs", hs)).hooks
 
 
 @functools.cache
@@ -259,7 +259,7 @@ def prepare_announcement(
     """Prepare the log lines that name the replaced parts.
 
     The host sets up its log after the parts have been replaced. The lines are therefore
-    logged when the monitoring of a homeserver is created.
+    logged when the observers of a homeserver are created.
 
     :param parts: the replaced parts.
     :param version: the version of the host.

@@ -15,8 +15,8 @@ from types import MappingProxyType
 from typing import Final
 
 from synapse_replication.dropin.backlogs import with_backlog
+from synapse_replication.dropin.command_handler import DropInCommandHandler
 from synapse_replication.dropin.external_cache import DropInExternalCache
-from synapse_replication.dropin.handler import DropInCommandHandler
 from synapse_replication.dropin.id_generators import DropInIdGenerator
 from synapse_replication.dropin.redis_factories import (
     DropInRedisFactory,

@@ -4,8 +4,8 @@ They have the names and arguments of the handler's methods in Synapse, so that c
 written for one runs on the other: ``send_<command>()`` sends a command to the other
 instances, and ``on_<COMMAND>(connection, command)`` handles one that a connection of
 the host's own has received. Both are thin: what they do is defined by
-:class:`~synapse_replication.handlers.sending.sender.CommandSender` and
-:class:`~synapse_replication.handlers.handler.ReplicationCommandHandler`.
+:class:`~synapse_replication.handlers.sending.command_sender.CommandSender` and
+:class:`~synapse_replication.handlers.command_handler.ReplicationCommandHandler`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from synapse_replication.handlers.interfaces import (
     ReplicationConnection,
     ReplicationHost,
 )
-from synapse_replication.handlers.sending.sender import CommandSender
+from synapse_replication.handlers.sending.command_sender import CommandSender
 from synapse_replication.streams.stream import JsonValue, Stream
 from synapse_replication.wire import commands
 from synapse_replication.wire.rdata import ReceivedItem

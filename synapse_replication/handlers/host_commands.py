@@ -26,7 +26,7 @@ from synapse_replication.handlers.interfaces import (
 )
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.handlers.redaction import without_secrets
-from synapse_replication.handlers.sending.sender import CommandSender
+from synapse_replication.handlers.sending.command_sender import CommandSender
 from synapse_replication.recent import GroupedRecentDict, RecentDict
 from synapse_replication.streams.stream import AcknowledgedStream
 from synapse_replication.wire import commands

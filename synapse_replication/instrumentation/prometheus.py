@@ -38,7 +38,7 @@ from synapse_replication.data_files import read_table
 from synapse_replication.handlers import events
 from synapse_replication.handlers.observer import ReplicationObserver, handles
 from synapse_replication.instrumentation.status.model import Condition, ProcessStatus
-from synapse_replication.instrumentation.status.observer import (
+from synapse_replication.instrumentation.status.status_observer import (
     BufferSource,
     StatusObserver,
 )

@@ -25,7 +25,7 @@ from twisted.internet.defer import Deferred, succeed
 from typing_extensions import override
 
 from synapse_replication.errors import RemoteProtocolError, UnparsableLineError, excerpt
-from synapse_replication.handlers import events, handler, host_parts
+from synapse_replication.handlers import command_handler, events, host_parts
 from synapse_replication.handlers.events import DiscardReason
 from synapse_replication.handlers.interfaces import Identity
 from synapse_replication.handlers.observer import ReplicationObserver, handles
@@ -231,7 +231,7 @@ class _Clock(host_parts.ReactorClock):
         return succeed(None)
 
 
-class _Connection:
+class _ReplayConnection:
     """The connection on which the recording arrives; sent commands are discarded."""
 
     name = "recording"
@@ -270,11 +270,11 @@ class _Replay:
         }
         self._begun: set[_Key] = set()
         self._unfinished: set[_Key] = set()
-        self._connection = _Connection()
-        self._handler = handler.ReplicationCommandHandler(
+        self._connection = _ReplayConnection()
+        self._handler = command_handler.ReplicationCommandHandler(
             self,
             observer,
-            options=handler.HandlerOptions(
+            options=command_handler.HandlerOptions(
                 passive=True,
                 receiver=ReceiverOptions(
                     reverts_positions=False, position_check_seconds=0

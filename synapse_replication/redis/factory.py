@@ -36,7 +36,7 @@ from typing_extensions import override
 
 from synapse_replication.handlers.events import ConnectFailed, LinkDown, LinkUp
 from synapse_replication.handlers.observer import ReplicationObserver
-from synapse_replication.redis.resp import MAX_REPLY_LENGTH, ReplyReader
+from synapse_replication.redis.resp import MAX_REPLY_LENGTH, ReplyParser
 from synapse_replication.transport.buffers import ReadSize
 from synapse_replication.transport.error_text import (
     destination,
@@ -75,7 +75,7 @@ class RedisConnectionMixin:
         self.established = False
         self._lost = False
         self.factory.connections.add(self)
-        self._reader = self.factory.reader_factory()
+        self._reader = self.factory.parser_factory()
         self._read_size = ReadSize()
         #: The bytes received since the chunk in which the last reply ended, inclusive.
         self._unfinished = 0
@@ -104,7 +104,7 @@ class RedisConnectionMixin:
         self.factory.connection_lost(established, self._close_reason, text)
         super().connectionLost(why)  # type: ignore[misc]
         # An unfinished reply may occupy 16 MiB.
-        self._reader = self.factory.reader_factory()
+        self._reader = self.factory.parser_factory()
 
     def _explain(self, why: Failure, established: bool) -> str:
         text = explain(why.value)
@@ -218,7 +218,7 @@ class SynapseRedisFactory(BackoffClientFactory, txredisapi.RedisFactory):  # typ
     :param ping_interval: the interval between pings on each connection, in s.
     :param handshake_timeout: the time limit from ``connectionMade`` until the link is
         established, in s.
-    :param reader_factory: returns a parser with the methods of :class:`ReplyReader`.
+    :param parser_factory: returns a parser with the methods of :class:`ReplyParser`.
     :param jitter: returns a number from 0 to 1, which shortens a delay by up to half,
         so that processes that were disconnected together do not reconnect together.
     """
@@ -237,7 +237,7 @@ class SynapseRedisFactory(BackoffClientFactory, txredisapi.RedisFactory):  # typ
         name: str = "redis",
         ping_interval: float = 30.0,
         handshake_timeout: float = HANDSHAKE_TIMEOUT,
-        reader_factory: Callable[[], Any] = ReplyReader,
+        parser_factory: Callable[[], Any] = ReplyParser,
         jitter: Callable[[], float] = random.random,
         **kwargs: Any,
     ) -> None:
@@ -254,7 +254,7 @@ class SynapseRedisFactory(BackoffClientFactory, txredisapi.RedisFactory):  # typ
         self.observer = observer or ReplicationObserver()
         self.name = name
         self.handshake_timeout = handshake_timeout
-        self.reader_factory = reader_factory
+        self.parser_factory = parser_factory
         self._why = ""
         #: Whether the last attempt to connect failed.
         self._failed = False

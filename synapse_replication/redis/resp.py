@@ -29,7 +29,7 @@ _UNFINISHED: Final = re.compile(
 )
 
 
-class ReplyReader:
+class ReplyParser:
     """The parser of a connection: that of hiredis, protected from large replies.
 
     hiredis allocates all items of an array when it parses the header, and needs 15 s to

@@ -37,7 +37,7 @@ from synapse_replication.handlers.events import ConnectFailed
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.redis.factory import SynapseRedisFactory
 from synapse_replication.redis.options import HostPort, RedisOptions, SentinelOptions
-from synapse_replication.redis.resp import ReplyReader, encode
+from synapse_replication.redis.resp import ReplyParser, encode
 from synapse_replication.transport.error_text import error_text
 
 #: The interval between queries for the master's address, in s.
@@ -288,7 +288,7 @@ class _MasterQuery(ClientFactory, Protocol):
         self.answer: Deferred[HostPort] = Deferred(
             lambda _: self.connector.disconnect()
         )
-        self._reader = ReplyReader()
+        self._reader = ReplyParser()
         self._length = 0
         self._waits_for_auth = options.password is not None
 

@@ -27,7 +27,7 @@ from synapse_replication.handlers.events import FeatureUnavailable, LineRefused
 from synapse_replication.handlers.extension.extension import ReplicationExtension
 from synapse_replication.handlers.interfaces import ConnectionHandler
 from synapse_replication.redis.factory import RedisConnectionMixin, SynapseRedisFactory
-from synapse_replication.redis.resp import ReplyReader, encode
+from synapse_replication.redis.resp import ReplyParser, encode
 from synapse_replication.redis.sender import RedisSender
 from synapse_replication.transport.timeouts import Timeout, stop
 from synapse_replication.wire import rdata
@@ -39,7 +39,7 @@ from synapse_replication.wire.extension import CHANNEL, COUNTED_AS
 MAX_LINE_LENGTH = 1024 * 1024
 #: The channel suffixes of the commands that have a channel of their own, by command.
 _OWN_CHANNEL = {"USER_IP": "/USER_IP"}
-_new_reader = partial(ReplyReader, MAX_LINE_LENGTH)
+_new_reader = partial(ReplyParser, MAX_LINE_LENGTH)
 
 
 class RedisSubscriber(RedisConnectionMixin, txredisapi.SubscriberProtocol):  # type: ignore[misc]
@@ -136,7 +136,7 @@ class RedisSubscriber(RedisConnectionMixin, txredisapi.SubscriberProtocol):  # t
     def _refuse(self, message: bytes, is_extension: bool) -> None:
         """Refuse a message that no peer of this package would send, undecoded.
 
-        The reader has dropped its rest: decoding 15 MiB would block the process for
+        The parser has dropped its rest: decoding 15 MiB would block the process for
         seconds. A row in it is fetched.
         """
         if is_extension:
@@ -323,10 +323,10 @@ class SubscriberFactory(SynapseRedisFactory):
         command_handler: ConnectionHandler,
         sender: RedisSender,
         extension: ReplicationExtension | None = None,
-        reader_factory: Callable[[], Any] = _new_reader,
+        parser_factory: Callable[[], Any] = _new_reader,
         **kwargs: Any,
     ) -> None:
-        super().__init__(*args, reader_factory=reader_factory, **kwargs)
+        super().__init__(*args, parser_factory=parser_factory, **kwargs)
         self.server_name = server_name
         self.channels = [server_name, *(f"{server_name}/{name}" for name in channels)]
         # Not named "handler", because txredisapi's factory has an attribute of that

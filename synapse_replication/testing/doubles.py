@@ -100,7 +100,7 @@ class MemoryConnection:
 
 
 @attrs.frozen
-class _Request:
+class _PageRequest:
     instance_name: str
     from_token: int
     upto_token: int
@@ -153,7 +153,7 @@ class SourceStream:
         self.plausible_upto = 100_000
         self._positions: dict[str, int] = {}
         self._rows: dict[str, list[tuple[int, JsonValue]]] = {}
-        self._waiting: list[_Request] = []
+        self._waiting: list[_PageRequest] = []
 
     # -- a Stream ---------------------------------------------------------------------
 
@@ -188,7 +188,7 @@ class SourceStream:
     ) -> Deferred[StreamUpdateResult]:
         """Request a page of a writer's rows in ``(from_token, upto_token]``."""
         self.requests.append((instance_name, from_token, upto_token))
-        request = _Request(instance_name, from_token, upto_token, Deferred())
+        request = _PageRequest(instance_name, from_token, upto_token, Deferred())
         self._waiting.append(request)
         if not self.is_held:
             self.answer()

@@ -14,7 +14,7 @@ from twisted.web.static import Data
 from synapse_replication.app.http_limits import BoundedSite, served_hosts
 from synapse_replication.app.http_site import make_root
 from synapse_replication.instrumentation.status.model import decode_status
-from synapse_replication.instrumentation.status.observer import StatusObserver
+from synapse_replication.instrumentation.status.status_observer import StatusObserver
 
 
 class MakeRootTests(SynchronousTestCase):

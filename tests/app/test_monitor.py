@@ -26,7 +26,7 @@ from synapse_replication.instrumentation.status.model import (
     CUT_OFF_AFTER,
     encode_status,
 )
-from synapse_replication.instrumentation.status.observer import StatusObserver
+from synapse_replication.instrumentation.status.status_observer import StatusObserver
 from synapse_replication.storage.open_transactions import Session
 from synapse_replication.wire.close_reason import CloseReason
 from synapse_replication.wire.commands import PositionCommand, RdataCommand

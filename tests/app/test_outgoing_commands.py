@@ -6,7 +6,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.app.host import CommandsOut
 from synapse_replication.errors import LocalProtocolError
-from synapse_replication.handlers.handler import ReplicationCommandHandler
+from synapse_replication.handlers.command_handler import ReplicationCommandHandler
 from synapse_replication.handlers.host_parts import SyncingUsers
 from synapse_replication.testing.doubles import MemoryConnection, SourceStream
 from synapse_replication.wire.commands import (

@@ -20,7 +20,7 @@ from synapse_replication.app.passive import (
     PassiveRedisLink,
     PassiveTcpLink,
     _NullHandler,
-    _TappedReader,
+    _TappedParser,
 )
 from synapse_replication.config.process import load_config
 from synapse_replication.errors import ConfigError, ReplicationError
@@ -28,7 +28,7 @@ from synapse_replication.handlers.events import LinkUp
 from synapse_replication.handlers.host_parts import ReactorClock
 from synapse_replication.handlers.observer import ReplicationObserver, handles
 from synapse_replication.redis.options import RedisOptions, SentinelOptions
-from synapse_replication.redis.resp import ReplyReader, encode
+from synapse_replication.redis.resp import ReplyParser, encode
 from synapse_replication.testing.servers import PrivateRedis, shared_redis
 from tests.support.sentinel import PrivateSentinel
 
@@ -185,14 +185,14 @@ class FollowerTests(TestCase):
         self.assertEqual(ended, ["begin", "finish"])
 
 
-class TappedReaderTests(SynchronousTestCase):
+class TappedParserTests(SynchronousTestCase):
     def test_chunk_that_looks_like_a_large_array(self) -> None:
         """
         All messages of a chunk are passed on, even if one begins like the header of a
         large array, before which the parser divides the chunk.
         """
         seen: list[bytes] = []
-        reader = _TappedReader(ReplyReader(), lambda _, line: seen.append(line))
+        reader = _TappedParser(ReplyParser(), lambda _, line: seen.append(line))
         lines = [b"RDATA one", b"\r\n*1234\r\n", b"RDATA two"]
         reader.feed(b"".join(encode(b"message", b"c", line) for line in lines))
         while reader.gets() is not False:

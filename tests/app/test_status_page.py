@@ -33,7 +33,7 @@ from synapse_replication.instrumentation.status.model import (
     StallReason,
     group_stalls,
 )
-from synapse_replication.instrumentation.status.observer import StatusObserver
+from synapse_replication.instrumentation.status.status_observer import StatusObserver
 from synapse_replication.streams.stuck_ids import StuckId
 from synapse_replication.wire.close_reason import CloseReason
 from tests.support.known_readers import KnownReaders

@@ -40,7 +40,7 @@ from synapse_replication.handlers.events import (
 )
 from synapse_replication.handlers.host_parts import ReactorClock
 from synapse_replication.instrumentation.status.model import ProcessStatus
-from synapse_replication.instrumentation.status.observer import StatusObserver
+from synapse_replication.instrumentation.status.status_observer import StatusObserver
 from synapse_replication.streams.backlog import BacklogOptions
 from tests.support.config_files import FilesMixin
 from tests.support.known_readers import KnownReaders

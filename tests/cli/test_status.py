@@ -32,7 +32,7 @@ from synapse_replication.handlers.events import (
 )
 from synapse_replication.http.resource import ReplicationResource
 from synapse_replication.instrumentation.status.model import encode_status
-from synapse_replication.instrumentation.status.observer import StatusObserver
+from synapse_replication.instrumentation.status.status_observer import StatusObserver
 from synapse_replication.streams.stuck_ids import StuckId
 from tests.http.doubles import Directory, FailureObserver
 from tests.support.config_files import FilesMixin

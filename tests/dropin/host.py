@@ -14,8 +14,8 @@ from twisted.internet.defer import Deferred, ensureDeferred, succeed
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.dropin.handler import DropInCommandHandler
-from synapse_replication.dropin.observer import Monitoring, _monitoring
+from synapse_replication.dropin.command_handler import DropInCommandHandler
+from synapse_replication.dropin.observer import HostObservers, _observers
 from synapse_replication.dropin.streamer import DropInStreamer
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.wire.commands import parse_command_from_line
@@ -78,8 +78,8 @@ class FakeStream:
         return found, upto_token, False
 
 
-class FakeMonitoring:
-    """A double of the monitoring of a homeserver.
+class FakeObservers:
+    """A double of the observers of a homeserver.
 
     :ivar calls: the names of the called methods.
     """
@@ -123,8 +123,8 @@ class FakeHomeserver(_Double):  # type: ignore[misc]
         self.calls: list[tuple[Any, ...]] = []
         self.replication_notifier: Any = object()
         self.observer = RecordingObserver()
-        self.monitoring = FakeMonitoring(self.observer)
-        _monitoring[self] = cast(Monitoring, self.monitoring)
+        self.observers = FakeObservers(self.observer)
+        _observers[self] = cast(HostObservers, self.observers)
         self.at_shutdown: list[dict[str, Any]] = []
         self._instance_name = instance_name
         self.config = SimpleNamespace(

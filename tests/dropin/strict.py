@@ -21,7 +21,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from zope.interface import directlyProvides
 
 from synapse_replication.dropin import redis_factories
-from synapse_replication.redis.resp import ReplyReader, encode
+from synapse_replication.redis.resp import ReplyParser, encode
 from tests.dropin.host import FakeClock, FakeStream, HostWithHandler, fake_modules
 
 #: The time until a write reaches the other end, in s.
@@ -120,7 +120,7 @@ class _ServerEnd(Protocol):
 
     def __init__(self, server: StrictRedis) -> None:
         self._server = server
-        self._reader = ReplyReader()
+        self._reader = ReplyParser()
 
     def dataReceived(self, data: bytes) -> None:
         self._reader.feed(data)

@@ -241,7 +241,7 @@ class ServingTests(HostTestCase):
         metrics.
         """
         watched: list[Any] = []
-        self.hs.monitoring.metrics.watch_backlog = watched.append
+        self.hs.observers.metrics.watch_backlog = watched.append
         os.environ.update(
             {variable("backlog_rows"): "1", variable("backlog_bytes"): "1000"}
         )

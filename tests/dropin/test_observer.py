@@ -1,4 +1,4 @@
-"""Tests for the monitoring of an instance of the host, and for its metrics and logs."""
+"""Tests for the observers of an instance of the host, and for its metrics and logs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from synapse_replication import __version__
 from synapse_replication.app.observers import SAMPLE_INTERVAL
 from synapse_replication.dropin.observer import (
-    Monitoring,
+    HostObservers,
     adopt_metrics,
     announce,
     hooks_of,
@@ -71,31 +71,31 @@ class MonitoringTests(SynchronousTestCase):
         self.hs.config.worker.writers.typing = ["master"]
         self.hs.config.worker.writers.receipts = ["w"]
 
-    def start(self) -> Monitoring:
-        monitoring = Monitoring(self.hs, ReplicationMetrics(CollectorRegistry()))
+    def start(self) -> HostObservers:
+        observers = HostObservers(self.hs, ReplicationMetrics(CollectorRegistry()))
         stream = SimpleNamespace(description=SimpleNamespace(name="receipts"))
         host: Any = SimpleNamespace(
             streams=SimpleNamespace(
                 get_streams_to_replicate=lambda: [stream],
                 get_generators=lambda: {"receipts": self.generator},
             ),
-            hooks=monitoring.hooks,
+            hooks=observers.hooks,
         )
         handler: Any = SimpleNamespace(
             host=host,
             sender=SimpleNamespace(last_sent_token=lambda stream: 7),
             readers=dict,
         )
-        monitoring.start(self.hs.get_reactor(), handler, host.streams.get_generators)
-        return monitoring
+        observers.start(self.hs.get_reactor(), handler, host.streams.get_generators)
+        return observers
 
     def test_status(self) -> None:
         """
         The status lists the expected writers, and the token that this instance has
         sent.
         """
-        monitoring = self.start()
-        status = json.loads(monitoring.encode_status())
+        observers = self.start()
+        status = json.loads(observers.encode_status())
         self.assertEqual(
             [
                 (writer["stream_name"], writer["instance_name"], writer["position"])
@@ -106,22 +106,22 @@ class MonitoringTests(SynchronousTestCase):
 
     def test_stuck_ids(self) -> None:
         """The status lists stuck ids."""
-        monitoring = self.start()
+        observers = self.start()
         self.generator.get_first_unfinished = lambda: (8, "w")
         for _ in range(3):
             self.hs.get_reactor().advance(SAMPLE_INTERVAL)
-        (stuck,) = json.loads(monitoring.encode_status())["stuck_ids"]
+        (stuck,) = json.loads(observers.encode_status())["stuck_ids"]
         self.assertEqual((stuck["stream_name"], stuck["id"]), ("receipts", 8))
 
     def test_stalls(self) -> None:
         """A stalled writer is logged in the host's log."""
         now = 0.0
-        monitoring = self.start()
-        self.patch(monitoring.status, "_monotonic", lambda: now)
-        self.patch(monitoring.status, "_started", 0.0)
-        for writer in monitoring.status._writers.values():
+        observers = self.start()
+        self.patch(observers.status, "_monotonic", lambda: now)
+        self.patch(observers.status, "_started", 0.0)
+        for writer in observers.status._writers.values():
             writer.since = writer.progress_at = 0.0
-        self.patch(monitoring.status, "_hearing", HearingRecord(since=0.0))
+        self.patch(observers.status, "_hearing", HearingRecord(since=0.0))
         with self.assertLogs(logging.getLogger("synapse_replication")) as caught:
             now = 20.0
             self.hs.reactor.advance(SAMPLE_INTERVAL)
@@ -130,7 +130,9 @@ class MonitoringTests(SynchronousTestCase):
 
     def test_log(self) -> None:
         """Lines go to Python's log with their level; a failure has its cause."""
-        observer = Monitoring(self.hs, ReplicationMetrics(CollectorRegistry())).observer
+        observer = HostObservers(
+            self.hs, ReplicationMetrics(CollectorRegistry())
+        ).observer
         error = ValueError("bad")
         with self.assertLogs(logging.getLogger("synapse_replication")) as caught:
             observer.observe(LinkUp("redis"))
@@ -148,10 +150,10 @@ class MonitoringTests(SynchronousTestCase):
         Functions named in the environment subscribe; Stopping is published on stop.
         """
         os.environ["SYNAPSE_REPLICATION_HOOKS"] = f" {__name__}.subscribe,"
-        monitoring = self.start()
-        monitoring.observer.observe(LinkUp("redis"))
-        monitoring.stopping()
-        self.assertIsNone(monitoring.stop())
+        observers = self.start()
+        observers.observer.observe(LinkUp("redis"))
+        observers.stopping()
+        self.assertIsNone(observers.stop())
         name = f"{__name__}.subscribe"
         self.assertEqual(
             published,
@@ -161,9 +163,9 @@ class MonitoringTests(SynchronousTestCase):
 
     def test_hooks_for_modules_of_the_host(self) -> None:
         """Code inside the host finds the hooks by its homeserver or its module API."""
-        self.assertIs(hooks_of(self.hs), self.hs.monitoring.hooks)
+        self.assertIs(hooks_of(self.hs), self.hs.observers.hooks)
         module_api = SimpleNamespace(_hs=self.hs)
-        self.assertIs(hooks_of(module_api), self.hs.monitoring.hooks)
+        self.assertIs(hooks_of(module_api), self.hs.observers.hooks)
 
     def test_no_such_hooks(self) -> None:
         """If a function cannot be imported, the error names it."""
@@ -184,10 +186,10 @@ class MonitoringTests(SynchronousTestCase):
         listener.bind(path)
         listener.setblocking(False)
         os.environ |= {"NOTIFY_SOCKET": path, "WATCHDOG_USEC": "20000000"}
-        monitoring = self.start()
+        observers = self.start()
         self.hs.reactor.advance(10)
-        monitoring.stopping()
-        monitoring.stop()
+        observers.stopping()
+        observers.stop()
         sent = []
         while True:
             try:

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import attrs
 
 from synapse_replication.errors import HttpCatchUpError
-from synapse_replication.handlers.epochs import PeerEpochs
-from synapse_replication.handlers.extension.extension import ReplicationExtension
-from synapse_replication.handlers.handler import (
+from synapse_replication.handlers.command_handler import (
     HandlerOptions,
     ReplicationCommandHandler,
 )
+from synapse_replication.handlers.epochs import PeerEpochs
+from synapse_replication.handlers.extension.extension import ReplicationExtension
 from synapse_replication.handlers.interfaces import ExtensionConnection, Identity
 from synapse_replication.handlers.receiving.context import ReceiverOptions
 from synapse_replication.handlers.receiving.partial_resync import PartialResync

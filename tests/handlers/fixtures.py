@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import attrs
 
-from synapse_replication.handlers.handler import (
+from synapse_replication.handlers.command_handler import (
     HandlerOptions,
     ReplicationCommandHandler,
 )

@@ -10,11 +10,11 @@ from synapse_replication.handlers.admission import (
     DeclaredWriters,
     WriterAdmission,
 )
-from synapse_replication.handlers.events import DiscardReason
-from synapse_replication.handlers.handler import (
+from synapse_replication.handlers.command_handler import (
     HandlerOptions,
     ReplicationCommandHandler,
 )
+from synapse_replication.handlers.events import DiscardReason
 from synapse_replication.testing.doubles import MemoryConnection, SourceStream
 from synapse_replication.wire.rdata import read_lines
 from tests.handlers.fixtures import Row

@@ -7,7 +7,7 @@ from typing import Any
 from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.handlers.handler import ReplicationCommandHandler
+from synapse_replication.handlers.command_handler import ReplicationCommandHandler
 from synapse_replication.handlers.sending.answers import POSITIONS_INTERVAL
 from synapse_replication.testing.doubles import MemoryConnection
 from synapse_replication.wire.commands import COMMANDS, ReplicateCommand

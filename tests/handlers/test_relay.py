@@ -8,9 +8,9 @@ from itertools import permutations
 
 from twisted.trial.unittest import SynchronousTestCase
 
+from synapse_replication.handlers.command_handler import ReplicationCommandHandler
 from synapse_replication.handlers.epochs import PeerEpochs
 from synapse_replication.handlers.extension.extension import ReplicationExtension
-from synapse_replication.handlers.handler import ReplicationCommandHandler
 from synapse_replication.handlers.host_commands import (
     COPY_WINDOW,
     MAX_ORIGINS,

@@ -43,7 +43,7 @@ from synapse_replication.instrumentation.hooks import (
     name_function,
 )
 from synapse_replication.instrumentation.status.model import StallReason
-from synapse_replication.instrumentation.status.observer import StatusObserver
+from synapse_replication.instrumentation.status.status_observer import StatusObserver
 from synapse_replication.testing.doubles import SourceStream
 from synapse_replication.wire.close_reason import CloseReason
 from tests.handlers.fixtures import Row

@@ -55,7 +55,7 @@ from synapse_replication.instrumentation.prometheus import (
     ReplicationMetrics,
 )
 from synapse_replication.instrumentation.status.model import InstanceStatus
-from synapse_replication.instrumentation.status.observer import StatusObserver
+from synapse_replication.instrumentation.status.status_observer import StatusObserver
 from synapse_replication.instrumentation.turns import ReactorTurns
 from synapse_replication.streams.backlog import Backlog, BacklogOptions
 from synapse_replication.streams.stuck_ids import StuckId

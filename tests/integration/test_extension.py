@@ -11,13 +11,13 @@ from twisted.internet.task import deferLater
 from twisted.trial.unittest import TestCase
 from twisted.web.server import Site
 
-from synapse_replication.handlers.epochs import PeerEpochs
-from synapse_replication.handlers.events import Resync
-from synapse_replication.handlers.extension.extension import ReplicationExtension
-from synapse_replication.handlers.handler import (
+from synapse_replication.handlers.command_handler import (
     HandlerOptions,
     ReplicationCommandHandler,
 )
+from synapse_replication.handlers.epochs import PeerEpochs
+from synapse_replication.handlers.events import Resync
+from synapse_replication.handlers.extension.extension import ReplicationExtension
 from synapse_replication.handlers.host_parts import ReactorClock
 from synapse_replication.handlers.interfaces import Identity
 from synapse_replication.handlers.receiving.partial_resync import PartialResync

@@ -10,7 +10,7 @@ from twisted.internet.task import deferLater
 from twisted.trial.unittest import TestCase
 
 from scripts.tools.flood import SERVER_NAME, WRITER, FloodHost
-from synapse_replication.handlers.handler import ReplicationCommandHandler
+from synapse_replication.handlers.command_handler import ReplicationCommandHandler
 from synapse_replication.handlers.sending.streamer import (
     ReplicationStreamer,
     StreamerOptions,

@@ -32,6 +32,7 @@ from synapse_replication.errors import (
     RemoteProtocolError,
 )
 from synapse_replication.handlers import events
+from synapse_replication.handlers.command_handler import ReplicationCommandHandler
 from synapse_replication.handlers.events import (
     AnnouncedBy,
     CatchUpEvent,
@@ -43,7 +44,6 @@ from synapse_replication.handlers.events import (
     Resync,
     Work,
 )
-from synapse_replication.handlers.handler import ReplicationCommandHandler
 from synapse_replication.handlers.observer import CompositeObserver, ReplicationObserver
 from synapse_replication.instrumentation.log_file import json_line
 from synapse_replication.instrumentation.logs import LoggingObserver
@@ -52,7 +52,7 @@ from synapse_replication.instrumentation.prometheus import (
     ReplicationMetrics,
 )
 from synapse_replication.instrumentation.status.model import encode_status
-from synapse_replication.instrumentation.status.observer import StatusObserver
+from synapse_replication.instrumentation.status.status_observer import StatusObserver
 from synapse_replication.instrumentation.tracing import TracingObserver
 from synapse_replication.redis.link import RedisReplicationLink
 from synapse_replication.redis.options import RedisOptions

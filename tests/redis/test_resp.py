@@ -11,7 +11,7 @@ import txredisapi
 from hypothesis import given, settings, strategies as st
 from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
-from synapse_replication.redis.resp import ReplyReader, encode, encode_publishes
+from synapse_replication.redis.resp import ReplyParser, encode, encode_publishes
 
 _SIMPLE = st.one_of(
     st.none(),
@@ -38,7 +38,7 @@ def memory() -> int:
     return int(pages) * resource.getpagesize()
 
 
-def read(reader: ReplyReader, chunks: list[bytes]) -> list[Any]:
+def read(reader: ReplyParser, chunks: list[bytes]) -> list[Any]:
     """Decode replies that arrive in chunks."""
     replies = []
     for chunk in chunks:
@@ -49,7 +49,7 @@ def read(reader: ReplyReader, chunks: list[bytes]) -> list[Any]:
 
 
 class ReaderTests(SynchronousTestCase):
-    """Tests for :class:`ReplyReader`."""
+    """Tests for :class:`ReplyParser`."""
 
     @settings(derandomize=True, deadline=None, max_examples=100)
     @given(_REPLIES, st.integers(1, 7))
@@ -57,24 +57,24 @@ class ReaderTests(SynchronousTestCase):
         """Replies are decoded however they are split into chunks."""
         data = b"".join(map(write, replies))
         chunks = [data[i : i + size] for i in range(0, len(data), size)]
-        self.assertEqual(read(ReplyReader(), chunks), replies)
+        self.assertEqual(read(ReplyParser(), chunks), replies)
 
     def test_every_split(self) -> None:
         """A reply may be split at any byte."""
         data = b"+OK\r\n*3\r\n$7\r\nmessage\r\n$2\r\nhs\r\n$4\r\na\r\nb\r\n:7\r\n"
         expected = [b"OK", [b"message", b"hs", b"a\r\nb"], 7]
         for at in range(len(data)):
-            self.assertEqual(read(ReplyReader(), [data[:at], data[at:]]), expected)
+            self.assertEqual(read(ReplyParser(), [data[:at], data[at:]]), expected)
 
     def test_error(self) -> None:
         """An error reply is returned, not raised."""
-        (reply,) = read(ReplyReader(), [b"-NOAUTH no\r\n"])
+        (reply,) = read(ReplyParser(), [b"-NOAUTH no\r\n"])
         self.assertIsInstance(reply, txredisapi.ResponseError)
         self.assertEqual(str(reply), "NOAUTH no")
 
     def test_null_array(self) -> None:
         """A null array is decoded to ``None``."""
-        self.assertEqual(read(ReplyReader(), [b"*-1\r\n"]), [None])
+        self.assertEqual(read(ReplyParser(), [b"*-1\r\n"]), [None])
 
     def test_nonsense(self) -> None:
         """Invalid data raises ``InvalidData``."""
@@ -86,14 +86,14 @@ class ReaderTests(SynchronousTestCase):
             b"*" * 99 + b"\r\n",
         ):
             with self.assertRaises(txredisapi.InvalidData):
-                read(ReplyReader(), [data])
+                read(ReplyParser(), [data])
 
     def test_depth(self) -> None:
         """Arrays that are nested too deeply are refused."""
         if tuple(map(int, hiredis.__version__.split(".")[:2])) < (3, 5):
             raise SkipTest("this hiredis does not limit the depth")
         with self.assertRaises(txredisapi.InvalidData):
-            read(ReplyReader(), [b"*1\r\n" * 5000])
+            read(ReplyParser(), [b"*1\r\n" * 5000])
 
     @settings(derandomize=True, deadline=None, max_examples=30)
     @given(
@@ -116,7 +116,7 @@ class ReaderTests(SynchronousTestCase):
         messages = [[b"message", b"hs", text] for text in texts]
         data = b"".join(map(write, [*messages, 7]))
         chunks = [data[i : i + size] for i in range(0, len(data), size)]
-        *found, last = read(ReplyReader(10**6), chunks)
+        *found, last = read(ReplyParser(10**6), chunks)
         self.assertEqual(last, 7)
         self.assertEqual(
             found, [[*message, text[: 10**6 + 1]] for *message, text in messages]
@@ -128,7 +128,7 @@ class ReaderTests(SynchronousTestCase):
         data = write([b"message", b"hs", text]) + b"+OK\r\n"
         begin, end = data.index(text), data.index(text) + len(text)
         for at in (*range(begin), *range(end - 3, len(data))):
-            reader = ReplyReader(10**6)
+            reader = ReplyParser(10**6)
             self.assertEqual(
                 read(reader, [data[:at], data[at:]]),
                 [[b"message", b"hs", text[:-1]], b"OK"],
@@ -136,7 +136,7 @@ class ReaderTests(SynchronousTestCase):
 
     def test_long_string_is_not_stored(self) -> None:
         """Only the permitted part of a long string is stored while it arrives."""
-        reader = ReplyReader(10**6)
+        reader = ReplyParser(10**6)
         reader.feed(b"$15000000\r\n")
         before = memory()
         for _ in range(228):
@@ -172,5 +172,5 @@ class EncodeTests(SynchronousTestCase):
                         continue
                     chunks = [data[i : i + size] for i in range(0, len(data), size)]
                     with self.assertRaises(txredisapi.InvalidData):
-                        read(ReplyReader(), chunks)
-        self.assertEqual(len(read(ReplyReader(), [good * 3])), 3)
+                        read(ReplyParser(), chunks)
+        self.assertEqual(len(read(ReplyParser(), [good * 3])), 3)

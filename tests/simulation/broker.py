@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from random import Random
 
-from synapse_replication.redis.resp import ReplyReader, encode
+from synapse_replication.redis.resp import ReplyParser, encode
 from tests.simulation.network import Connection, SimulatedNetwork
 
 Garbler = Callable[[str, bytes], bytes]
@@ -132,7 +132,7 @@ class _Session:
         self.number = number
         self.connection = connection
         self.channels: set[bytes] = set()
-        self._reader = ReplyReader()
+        self._reader = ReplyParser()
 
     def write(self, data: bytes) -> None:
         self.connection.down.write(data)

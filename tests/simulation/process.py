@@ -18,12 +18,12 @@ from synapse_replication.app.position_check import StoredPositionCheck
 from synapse_replication.app.reader_ids import ReaderIds
 from synapse_replication.dropin.host_streams import HostStream
 from synapse_replication.errors import HttpCatchUpError, SequenceBehindError
-from synapse_replication.handlers.epochs import PeerEpochs
-from synapse_replication.handlers.extension.extension import ReplicationExtension
-from synapse_replication.handlers.handler import (
+from synapse_replication.handlers.command_handler import (
     HandlerOptions,
     ReplicationCommandHandler,
 )
+from synapse_replication.handlers.epochs import PeerEpochs
+from synapse_replication.handlers.extension.extension import ReplicationExtension
 from synapse_replication.handlers.host_parts import ReactorClock
 from synapse_replication.handlers.interfaces import Identity
 from synapse_replication.handlers.receiving.context import ReceiverOptions

@@ -5,7 +5,7 @@ from __future__ import annotations
 from synapse_replication.handlers.interfaces import Clock
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.instrumentation.hooks import ReplicationHooks
-from synapse_replication.instrumentation.status.observer import StatusObserver
+from synapse_replication.instrumentation.status.status_observer import StatusObserver
 
 
 def silent_hooks(

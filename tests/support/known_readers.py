@@ -13,7 +13,7 @@ from synapse_replication.handlers.events import (
     StreamConnected,
 )
 from synapse_replication.handlers.observer import ReplicationObserver
-from synapse_replication.instrumentation.status.observer import StatusObserver
+from synapse_replication.instrumentation.status.status_observer import StatusObserver
 from synapse_replication.streams.reader import (
     Fetch,
     Reader,

@@ -11,7 +11,7 @@ from synapse_replication.handlers.events import (
     PeerHeartbeat,
     PeerSilent,
 )
-from synapse_replication.instrumentation.status.observer import StatusObserver
+from synapse_replication.instrumentation.status.status_observer import StatusObserver
 from tests.support.known_readers import KnownReaders
 
 STREAMS = (

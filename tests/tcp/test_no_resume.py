@@ -6,8 +6,8 @@ from twisted.internet.error import ConnectionDone
 from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
+from synapse_replication.handlers.command_handler import ReplicationCommandHandler
 from synapse_replication.handlers.events import DiscardReason
-from synapse_replication.handlers.handler import ReplicationCommandHandler
 from synapse_replication.tcp.protocol import ClientReplicationStreamProtocol
 from synapse_replication.testing.doubles import SourceStream
 from tests.handlers.fixtures import Row

@@ -18,7 +18,7 @@ from scripts.tools.bench.traffic import (
 )
 from synapse_replication.app.host import StandaloneHost
 from synapse_replication.errors import CatchUpError
-from synapse_replication.handlers.handler import (
+from synapse_replication.handlers.command_handler import (
     HandlerOptions,
     ReplicationCommandHandler,
 )

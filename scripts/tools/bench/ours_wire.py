@@ -22,7 +22,7 @@ from scripts.tools.bench.traffic import (
     received_bytes,
     row_of,
 )
-from synapse_replication.handlers.handler import HandlerOptions
+from synapse_replication.handlers.command_handler import HandlerOptions
 from synapse_replication.handlers.receiving.context import ReceiverOptions
 from synapse_replication.streams.rows import encode_json_rows
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS

@@ -49,6 +49,7 @@ from msgspec.structs import replace
 
 from synapse_replication import __version__
 from synapse_replication.errors import LocalProtocolError, RemoteProtocolError
+from synapse_replication.handlers.command_handler import ReplicationCommandHandler
 from synapse_replication.handlers.epochs import (
     EXPECTS_FOR,
     SETTLED_AFTER,
@@ -66,12 +67,11 @@ from synapse_replication.handlers.events import (
     UnknownFields,
 )
 from synapse_replication.handlers.extension.watches import WATCH_INTERVAL, Watches
-from synapse_replication.handlers.handler import ReplicationCommandHandler
 from synapse_replication.handlers.interfaces import (
     ExtensionConnection,
     ReplicationConnection,
 )
-from synapse_replication.handlers.sending.sender import SendingListener
+from synapse_replication.handlers.sending.command_sender import SendingListener
 from synapse_replication.handlers.timer import Timer
 from synapse_replication.streams.backlog import Backlog
 from synapse_replication.wire import commands

@@ -9,7 +9,7 @@ from synapse_replication.handlers.interfaces import (
     DelayedCall,
     ReplicationConnection,
 )
-from synapse_replication.handlers.sending.sender import CommandSender
+from synapse_replication.handlers.sending.command_sender import CommandSender
 
 #: The shortest interval between two answers on a connection to Redis, in s.
 POSITIONS_INTERVAL = 0.5

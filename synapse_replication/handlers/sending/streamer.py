@@ -45,7 +45,7 @@ from synapse_replication.handlers.events import (
 )
 from synapse_replication.handlers.interfaces import ReplicationHost
 from synapse_replication.handlers.observer import ReplicationObserver
-from synapse_replication.handlers.sending.sender import CommandSender
+from synapse_replication.handlers.sending.command_sender import CommandSender
 from synapse_replication.handlers.timer import Timer
 from synapse_replication.streams.pages import Page, check_page, gather_batches
 from synapse_replication.streams.rows import compact_json_rows, encode_json_rows

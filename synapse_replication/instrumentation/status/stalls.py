@@ -17,7 +17,7 @@ from twisted.logger import Logger
 
 from synapse_replication.instrumentation.logs import REPEAT_AFTER
 from synapse_replication.instrumentation.status import model
-from synapse_replication.instrumentation.status.observer import StatusObserver
+from synapse_replication.instrumentation.status.status_observer import StatusObserver
 from synapse_replication.instrumentation.turns import Stall
 
 

@@ -22,7 +22,7 @@ from synapse_replication.app.http_limits import BoundedSite, served_hosts
 from synapse_replication.app.http_site import make_root
 from synapse_replication.app.status_page import MOST_SHOWN
 from synapse_replication.handlers.events import CatchUpEvent, CatchUpPage, PeerHeartbeat
-from synapse_replication.instrumentation.status.observer import StatusObserver
+from synapse_replication.instrumentation.status.status_observer import StatusObserver
 from tests.external import skip_reason
 from tests.external.browser.browser import PATIENCE, make_browser, wait_until
 from tests.support.known_readers import KnownReaders

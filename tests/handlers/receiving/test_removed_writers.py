@@ -8,7 +8,7 @@ from twisted.internet.defer import Deferred, succeed
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import CatchUpError
-from synapse_replication.handlers.handler import (
+from synapse_replication.handlers.command_handler import (
     HandlerOptions,
     ReplicationCommandHandler,
 )

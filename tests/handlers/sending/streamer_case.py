@@ -8,8 +8,8 @@ from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.handlers.handler import ReplicationCommandHandler
-from synapse_replication.handlers.sending.sender import SendingListener
+from synapse_replication.handlers.command_handler import ReplicationCommandHandler
+from synapse_replication.handlers.sending.command_sender import SendingListener
 from synapse_replication.handlers.sending.streamer import (
     ReplicationStreamer,
     StreamerOptions,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.handlers.events import CommandDropReason
-from synapse_replication.handlers.handler import (
+from synapse_replication.handlers.command_handler import (
     HandlerOptions,
     ReplicationCommandHandler,
 )
+from synapse_replication.handlers.events import CommandDropReason
 from synapse_replication.handlers.interfaces import SyncingUser
 from synapse_replication.handlers.sending import unsent as unsent_module
 from synapse_replication.handlers.sending.unsent import UnsentCommands

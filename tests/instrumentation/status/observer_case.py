@@ -11,7 +11,7 @@ from synapse_replication.instrumentation.status.model import (
     StallReason,
     WriterStatus,
 )
-from synapse_replication.instrumentation.status.observer import StatusObserver
+from synapse_replication.instrumentation.status.status_observer import StatusObserver
 from tests.support.known_readers import KnownReaders
 
 EVENT = CatchUpEvent("events", "w1", 100, 150)

@@ -12,14 +12,14 @@ from twisted.trial.unittest import SynchronousTestCase
 from synapse_replication.app.status_page import judge
 from synapse_replication.errors import RowsLostError
 from synapse_replication.handlers.admission import DeclaredWriters
-from synapse_replication.handlers.events import DiscardReason
-from synapse_replication.handlers.handler import (
+from synapse_replication.handlers.command_handler import (
     HandlerOptions,
     ReplicationCommandHandler,
 )
+from synapse_replication.handlers.events import DiscardReason
 from synapse_replication.handlers.observer import CompositeObserver
 from synapse_replication.instrumentation.status.model import StallReason
-from synapse_replication.instrumentation.status.observer import StatusObserver
+from synapse_replication.instrumentation.status.status_observer import StatusObserver
 from synapse_replication.testing.doubles import (
     MemoryConnection,
     SourceStream,

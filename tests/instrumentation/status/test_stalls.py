@@ -10,8 +10,8 @@ from twisted.logger import Logger, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.handlers.events import PeerHeartbeat
-from synapse_replication.instrumentation.status.observer import StatusObserver
 from synapse_replication.instrumentation.status.stalls import StallLog, sentence
+from synapse_replication.instrumentation.status.status_observer import StatusObserver
 from synapse_replication.streams.stuck_ids import StuckId
 from tests.support.known_readers import KnownReaders
 

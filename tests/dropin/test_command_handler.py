@@ -8,7 +8,7 @@ from unittest.mock import Mock
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.dropin.handler import ASK_AGAIN, DropInCommandHandler
+from synapse_replication.dropin.command_handler import ASK_AGAIN, DropInCommandHandler
 from synapse_replication.redis.subscriber import RedisSubscriber
 from synapse_replication.streams.writer_positions import WriterPositions
 from synapse_replication.wire.commands import (
@@ -223,7 +223,7 @@ class StartAndStopTests(SynchronousTestCase):
         hs.reactor.advance(0)
         self.successResultOf(stopped)
         self.assertEqual(self.ended, ["no more", "closed"] * 2)
-        self.assertEqual(hs.monitoring.calls, ["start", "stopping", "stop"])
+        self.assertEqual(hs.observers.calls, ["start", "stopping", "stop"])
         # Although the host's own shutdown handler runs, too, connections are closed
         # only once.
         (stop,) = self.hs.at_shutdown

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.handlers.sending.sender import CommandSender
+from synapse_replication.handlers.sending.command_sender import CommandSender
 from synapse_replication.testing.doubles import MemoryConnection, SourceStream
 from synapse_replication.wire.commands import (
     CancelTaskCommand,

@@ -47,7 +47,7 @@ from synapse_replication.handlers.receiving.partial_resync import PartialResync
 from synapse_replication.handlers.receiving.receiver import StreamReceiver
 from synapse_replication.handlers.redaction import without_secrets
 from synapse_replication.handlers.sending.answers import PositionAnswers
-from synapse_replication.handlers.sending.sender import CommandSender
+from synapse_replication.handlers.sending.command_sender import CommandSender
 from synapse_replication.streams.reader import Reader
 from synapse_replication.streams.reader_table import State
 from synapse_replication.streams.rows import encode_json

@@ -16,12 +16,12 @@ from synapse_replication.dropin.homeserver import Homeserver
 from synapse_replication.dropin.host_code import make_yieldable
 from synapse_replication.dropin.host_database import HostDatabase
 from synapse_replication.dropin.host_streams import declared_writers, instances_of
-from synapse_replication.dropin.observer import monitoring_of, observer_of
+from synapse_replication.dropin.observer import observer_of, observers_of
 from synapse_replication.dropin.redis_factories import close, connect_subscriber
 from synapse_replication.dropin.settings import own_settings
 from synapse_replication.dropin.streamer import combine_notifications, favour_streamer
 from synapse_replication.dropin.synapse_host import SynapseHost
-from synapse_replication.handlers import handler
+from synapse_replication.handlers.command_handler import ReplicationCommandHandler
 from synapse_replication.handlers.extension.extension import (
     FEW_PEERS,
     ReplicationExtension,
@@ -39,7 +39,7 @@ ASK_AGAIN = 7.0
 _DRAIN_TIMEOUT = 5.0
 
 
-class DropInCommandHandler(handler.ReplicationCommandHandler):
+class DropInCommandHandler(ReplicationCommandHandler):
     """Receives commands from all connections, and sends to all of them.
 
     It accepts this package's connections, and any other object with ``send_command``
@@ -57,11 +57,11 @@ class DropInCommandHandler(handler.ReplicationCommandHandler):
     def __init__(self, hs: Homeserver) -> None:
         self.hs = hs
         self.server_name = hs.hostname
-        self.host = SynapseHost(hs, monitoring_of(hs).hooks)
+        self.host = SynapseHost(hs, observers_of(hs).hooks)
         self._stops = StopSteps(hs.get_reactor(), _DRAIN_TIMEOUT)
         self._wiring = Wiring(
             self.host,
-            monitoring_of(hs),
+            observers_of(hs),
             own_settings(),
             self._stops,
             serves_backlog=serves_backlog(hs),
@@ -94,7 +94,7 @@ class DropInCommandHandler(handler.ReplicationCommandHandler):
     # -- start --------------------------------------------------------------------
 
     def start_replication(self, hs: Homeserver) -> None:  # type: ignore[override]
-        """Connect to Redis, and start the monitoring and the extension.
+        """Connect to Redis, and start the observers and the extension.
 
         Without Redis, only create the streamer.
         """
@@ -155,7 +155,7 @@ class DropInCommandHandler(handler.ReplicationCommandHandler):
         """Report that the process stops; return whether that is new."""
         is_new, self._is_stopping = not self._is_stopping, True
         if is_new:
-            monitoring_of(self.hs).stopping()
+            observers_of(self.hs).stopping()
         return is_new
 
     def _stop_without_waiting(self, trigger: Any) -> None:

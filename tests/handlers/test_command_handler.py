@@ -6,11 +6,11 @@ from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import LocalProtocolError, StreamConfigurationError
-from synapse_replication.handlers.events import Discarded, DiscardReason, Event
-from synapse_replication.handlers.handler import (
+from synapse_replication.handlers.command_handler import (
     HandlerOptions,
     ReplicationCommandHandler,
 )
+from synapse_replication.handlers.events import Discarded, DiscardReason, Event
 from synapse_replication.handlers.interfaces import SyncingUser
 from synapse_replication.streams.memory import MemoryStream
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS

@@ -22,7 +22,7 @@ from synapse_replication.instrumentation.status.model import (
     Condition,
     StallReason,
 )
-from synapse_replication.instrumentation.status.observer import StatusObserver
+from synapse_replication.instrumentation.status.status_observer import StatusObserver
 from synapse_replication.wire.close_reason import CloseReason
 from tests.instrumentation.status.observer_case import (
     EVENT,

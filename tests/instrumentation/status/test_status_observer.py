@@ -1,4 +1,4 @@
-"""Tests for :mod:`synapse_replication.instrumentation.status.observer`."""
+"""Tests for :mod:`synapse_replication.instrumentation.status.status_observer`."""
 
 from __future__ import annotations
 
