@@ -40,6 +40,11 @@ def printable(text: str) -> str:
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
+def printable_lines(text: str) -> str:
+    """Escape unprintable characters, as :func:`printable`, but leave the line ends."""
+    return "\n".join(map(printable, text.split("\n")))
+
+
 def without_lines(text: str) -> str:
     """Remove the part of a peer's text that may repeat a line with a secret."""
     return _SECRETIVE.sub(r"\1 (the rest is not shown)", text)

@@ -22,6 +22,7 @@ from twisted.python.failure import Failure
 
 from synapse_replication.errors import ReplicationError
 from synapse_replication.instrumentation.log_file import LogFile, clean_lines, json_line
+from synapse_replication.text import printable_lines
 
 #: The interpreter's thread switch interval, in s.
 SWITCH_INTERVAL = 0.0005
@@ -149,7 +150,8 @@ class _Process:
             return
         self.status = 1
         if isinstance(failure.value, ReplicationError):
-            print(f"synapse-replication: {failure.value}", file=self._stderr)
+            text = printable_lines(f"synapse-replication: {failure.value}")
+            print(text, file=self._stderr)
         else:
             self.log.failure("synapse-replication could not start", failure)
         self._shut_down()

@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 import click
 
 from synapse_replication.errors import ConfigError
-from synapse_replication.text import counted
+from synapse_replication.text import counted, printable, printable_lines
 
 if TYPE_CHECKING:
+    from rich.text import Text
+
     from synapse_replication.config.process import ProcessConfig, Purpose
 
 #: Exit status when the command or the configuration is wrong.
@@ -76,11 +78,13 @@ def exit_with_problems(error: ConfigError) -> NoReturn:
     for problem in error.problems:
         lines += [
             "",
-            f"  {problem.where}: {click.style(problem.key, bold=True)}",
-            f"    {problem.problem}",
-            f"    -> {problem.hint}",
+            f"  {printable(str(problem.where))}: "
+            f"{click.style(printable(problem.key), bold=True)}",
+            printable_lines(f"    {problem.problem}"),
+            printable_lines(f"    -> {problem.hint}"),
         ]
-    fail("\n".join(lines))
+    click.echo("\n".join(lines), err=True)
+    sys.exit(EXIT_USAGE)
 
 
 def prepare_output() -> None:
@@ -109,8 +113,24 @@ def fail_to_write(error: OSError) -> NoReturn:
 
 def fail(text: str, status: int = EXIT_USAGE) -> NoReturn:
     """Print why the command failed, and exit."""
-    click.echo(text, err=True)
+    echo(text, err=True)
     sys.exit(status)
+
+
+def echo(text: str, *, err: bool = False) -> None:
+    """Print lines in which names of peers, writers or files cannot control a terminal.
+
+    :param err: whether to print to standard error.
+    """
+    click.echo(printable_lines(text), err=err)
+
+
+def cell(text: str, style: str = "") -> Text:
+    """Return the text of a cell, in which a name can neither control nor style it."""
+    # Imported here, because most commands print no table.
+    from rich.text import Text
+
+    return Text(printable(text), style)
 
 
 log_option = click.option(

@@ -17,7 +17,14 @@ import psycopg2
 from rich.console import Console
 from rich.table import Table
 
-from synapse_replication.cli.common import command, config_option, fail, load_or_exit
+from synapse_replication.cli.common import (
+    cell,
+    command,
+    config_option,
+    echo,
+    fail,
+    load_or_exit,
+)
 from synapse_replication.config.process import ProcessConfig
 from synapse_replication.errors import StorageError
 from synapse_replication.storage import consistency
@@ -73,7 +80,7 @@ def init_db_command(config_paths: tuple[str, ...]) -> None:
     what = (
         f"applied {counted(applied, 'schema change')}" if applied else "nothing to do"
     )
-    click.echo(f"The database is ready: {what}.")
+    echo(f"The database is ready: {what}.")
 
 
 @click.group("positions")
@@ -101,7 +108,7 @@ def check_command(config_paths: tuple[str, ...]) -> None:
     if report.problems:
         sys.exit(EXIT_DISAGREES)
     present = [state for state in report.streams if state.sequence_value is not None]
-    click.echo(f"{counted(len(present), 'stream')}, all positions agree")
+    echo(f"{counted(len(present), 'stream')}, all positions agree")
 
 
 def _parse_positions(
@@ -151,7 +158,7 @@ def _advance_sequences(
         if distance > 0 and not dry_run:
             last = skip_ids(cursor, sequence, distance)
         verb = "would be advanced to" if dry_run and distance > 0 else "is at"
-        click.echo(f"{name}: sequence {sequence} {verb} {max(last, position)}")
+        echo(f"{name}: sequence {sequence} {verb} {max(last, position)}")
 
 
 @command(
@@ -194,11 +201,11 @@ def repair_command(
             connection.commit()
     _print_problems(problems)
     if not problems:
-        click.echo("nothing to repair")
+        echo("nothing to repair")
     elif dry_run:
-        click.echo("nothing was changed (--dry-run)")
+        echo("nothing was changed (--dry-run)")
     else:
-        click.echo(f"repaired: {len(problems)}")
+        echo(f"repaired: {len(problems)}")
 
 
 def _print_table(report: consistency.ConsistencyReport) -> None:
@@ -218,7 +225,7 @@ def _print_table(report: consistency.ConsistencyReport) -> None:
             name = writer.instance_name
             name += "" if writer.declared else " (not a writer)"
             stored = str(writer.stored) if known else "none"
-            table.add_row(*first, name, stored, str(writer.lag) if known else "")
+            table.add_row(*first, cell(name), stored, str(writer.lag) if known else "")
             first = ["", "", ""]
     Console(width=None if sys.stdout.isatty() else 120).print(table)
 
@@ -226,6 +233,6 @@ def _print_table(report: consistency.ConsistencyReport) -> None:
 def _print_problems(problems: Sequence[consistency.Problem]) -> None:
     for problem in problems:
         where = "" if problem.stream_name is None else f"{problem.stream_name}: "
-        click.echo(f"{where}{problem.text}")
+        echo(f"{where}{problem.text}")
         for statement in problem.hint:
-            click.echo(f"    {' '.join(statement.split())}")
+            echo(f"    {' '.join(statement.split())}")

@@ -186,11 +186,11 @@ def check_config_command(config_paths: tuple[str, ...]) -> None:
     if problems := _find_startup_problems(config):
         common.exit_with_problems(ConfigError(problems))
     role = "main process" if config.is_main else f"worker {config.instance_name}"
-    click.echo(f"{config.server_name}, {role}: the configuration is valid.")
+    common.echo(f"{config.server_name}, {role}: the configuration is valid.")
     for name, value in describe(config):
-        click.echo(f"  {name + ':':<9} {value}")
+        common.echo(f"  {name + ':':<9} {value}")
     for warning in config.warnings:
-        click.echo(f"warning: {warning}", err=True)
+        common.echo(f"warning: {warning}", err=True)
 
 
 def _find_startup_problems(config: ProcessConfig) -> list[ConfigProblem]:

@@ -159,10 +159,6 @@ class StatusService(Service):
         self._show(deployment)
 
 
-def _text(text: str, style: str = "") -> Text:
-    return Text(printable(text), style)
-
-
 def render(deployment: DeploymentStatus, *, everything: bool = False) -> RenderableType:
     """Return the status for a terminal: instances, worst first; writers; a summary.
 
@@ -170,15 +166,17 @@ def render(deployment: DeploymentStatus, *, everything: bool = False) -> Rendera
     """
     parts: list[RenderableType] = []
     for name, why in sorted(deployment.unreachable.items()):
-        parts.append(_text(f"{name}: no valid status: {why}", "bold red"))
+        parts.append(common.cell(f"{name}: no valid status: {why}", "bold red"))
     verdicts = {name: judge(status) for name, status in deployment.processes.items()}
     tones = list(_STYLES)
     for name in sorted(verdicts, key=lambda n: (tones.index(verdicts[n].tone), n)):
         parts += _render_process(name, deployment.processes[name], verdicts[name])
-    parts += [_text(f"{name}: stock, running") for name in sorted(deployment.stock)]
+    parts += [
+        common.cell(f"{name}: stock, running") for name in sorted(deployment.stock)
+    ]
     if deployment.not_in_instance_map:
         names = ", ".join(deployment.not_in_instance_map)
-        parts.append(_text(f"Not in instance_map, but alive: {names}"))
+        parts.append(common.cell(f"Not in instance_map, but alive: {names}"))
     parts += _writers(deployment, everything=everything)
     parts.append(_summary(deployment, verdicts))
     return Group(*parts)
@@ -207,13 +205,13 @@ def _summary(deployment: DeploymentStatus, verdicts: Mapping[str, PageVerdict]) 
         if conditions[each]
     )
     text = f"{instances}: {told}" + (f"; writers: {states}" if states else "")
-    return _text(text, "green" if deployment.is_well else "bold red")
+    return common.cell(text, "green" if deployment.is_well else "bold red")
 
 
 def _render_process(
     name: str, status: model.ProcessStatus, verdict: PageVerdict
 ) -> list[RenderableType]:
-    line = _text(f"{name}: ")
+    line = common.cell(f"{name}: ")
     line.append(verdict.text, _STYLES[verdict.tone])
     down = ", ".join(link.name for link in status.links if not link.up)
     line.append(f" (down: {down})" if down else "")
@@ -221,19 +219,19 @@ def _render_process(
     for duplicate in status.duplicates:
         places = duplicate.places or "locations unknown"
         text = f"  two processes are called {duplicate.instance_name} ({places})"
-        parts.append(_text(text, "red"))
+        parts.append(common.cell(text, "red"))
     for group in model.group_stalls(status.writers):
         since = duration(group.stalled_for)
         text = f"  {group.names}: stalled for {since}: {group.detail}"
-        parts += [_text(text, "red"), _text(f"  -> {group.remedy}")]
+        parts += [common.cell(text, "red"), common.cell(f"  -> {group.remedy}")]
     for stuck in status.stuck_ids:
         since, what = duration(stuck.age), model.describe_stuck_id(stuck)
         session = stuck.session or "the database is being asked for its session"
-        parts.append(_text(f"  {what} for {since}: {session}", "red"))
+        parts.append(common.cell(f"  {what} for {since}: {session}", "red"))
         if stuck.hint:
-            parts.append(_text(f"  -> {stuck.hint}"))
+            parts.append(common.cell(f"  -> {stuck.hint}"))
     if status.damage:
-        parts.append(_text(f"  {status.damage}", "red"))
+        parts.append(common.cell(f"  {status.damage}", "red"))
     return parts
 
 
@@ -276,7 +274,7 @@ def _writers(deployment: DeploymentStatus, *, everything: bool) -> list[Text]:
         for writer, _ in rows
     ]
     lines = [
-        _text(
+        common.cell(
             "  ".join(
                 cell.ljust(width) if index < 4 else cell.rjust(width)
                 for index, (cell, width) in enumerate(zip(row, widths, strict=True))

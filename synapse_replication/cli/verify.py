@@ -20,6 +20,7 @@ from twisted.web.server import Site
 from synapse_replication.app.http_site import metrics_resource
 from synapse_replication.app.loss_meter import LossFinding, LossMeter
 from synapse_replication.app.passive import Follower, Output
+from synapse_replication.cli.common import cell
 from synapse_replication.config.process import ProcessConfig
 from synapse_replication.errors import RemoteProtocolError
 from synapse_replication.handlers.host_parts import ReactorClock
@@ -68,8 +69,8 @@ def print_summary(summary: Mapping[str, Any], out: TextIO) -> None:
         table.add_column(title, justify="right")
     for each in writers:
         table.add_row(
-            printable(each["stream_name"]),
-            printable(each["instance_name"]),
+            cell(each["stream_name"]),
+            cell(each["instance_name"]),
             f"{each['verified']:,}",
             f"{each['lost']:,}",
             f"{each['late']:,}",

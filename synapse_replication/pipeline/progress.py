@@ -17,7 +17,7 @@ from rich import progress
 from rich.console import Console
 from typing_extensions import Self
 
-from synapse_replication.text import counted
+from synapse_replication.text import counted, printable
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -87,6 +87,7 @@ class Display(contextlib.ExitStack):
 
     def write(self, text: str) -> None:
         """Write a line, on a terminal above the bar."""
+        text = printable(text)
         if self._bar is not None:
             self._bar.console.print(text, highlight=False, markup=False)
         else:

@@ -118,6 +118,14 @@ class PositionsCommandTests(PostgresMixin, SynchronousTestCase):
         self.assertIn("table foobar contains 9", result.output)
         self.assertIn("SELECT setval('\"foobar_seq\"', GREATEST(", result.output)
 
+    def test_names(self) -> None:
+        """A writer's name can neither control the terminal nor be markup."""
+        self.store(**{"w\u202e[red]": 2})
+        for command in ("show", "check"):
+            output = self.run_command(command).output
+            self.assertIn(r"w\u202e[red]", output)
+            self.assertNotIn("\u202e", output)
+
     def test_repair(self) -> None:
         """A dry run changes nothing; a repair makes the reported changes."""
         self.store(gone=2)

@@ -48,6 +48,13 @@ class JobProgressTests(SynchronousTestCase):
             ],
         )
 
+    def test_names(self) -> None:
+        """Names in a line cannot control a terminal."""
+        for out in (io.StringIO(), _Terminal()):
+            with JobProgress(out, 1) as shown:
+                shown.write("writer a\u202eb\0")
+            self.assertIn(r"writer a\u202eb\x00", out.getvalue())
+
     def test_terminal(self) -> None:
         """On a terminal, one progress bar shows the step and its tasks."""
         out = _Terminal()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import click
 
-from synapse_replication.cli.common import command
+from synapse_replication.cli.common import command, echo
 from synapse_replication.cli.pipeline import options
 from synapse_replication.pipeline.settings import PipelineSettings
 from synapse_replication.text import counted
@@ -128,12 +128,12 @@ def archive_command(
     if as_json:
         click.echo(json.dumps(attrs.asdict(numbers)))
     else:
-        click.echo(
+        echo(
             f"archived {numbers.rows:,} rows in {numbers.batches:,} batches and "
             f"{numbers.commands:,} commands of {numbers.recordings:,} recordings"
         )
         if numbers.skipped:
-            click.echo(
+            echo(
                 f"{numbers.skipped:,} ids were skipped, because PostgreSQL cannot "
                 "convert their rows; the lines above name them"
             )
@@ -159,7 +159,7 @@ def _repair(settings: ArchiveSettings, *, as_json: bool) -> None:
     assert source is not None
     with spark_job("synapse-replication repair", master=settings.master) as spark:
         repairs = repair_archive(
-            settings.archive, source, spark, lambda text: click.echo(text, err=True)
+            settings.archive, source, spark, lambda text: echo(text, err=True)
         )
     if as_json:
         shown = [
@@ -174,9 +174,9 @@ def _repair(settings: ArchiveSettings, *, as_json: bool) -> None:
         click.echo(json.dumps(shown))
         return
     for each in repairs:
-        click.echo(each.describe())
+        echo(each.describe())
     if not repairs:
-        click.echo("no file is damaged")
+        echo("no file is damaged")
 
 
 #: The output formats.
@@ -243,7 +243,7 @@ def export_command(
     if as_json:
         click.echo(json.dumps({"rows": rows, "folder": out, "format": format_}))
     else:
-        click.echo(f"{rows} rows written to {out}")
+        echo(f"{rows} rows written to {out}")
 
 
 @command("purge", "pipeline purge --archive /srv/archive --before 2026-01-31 --dry-run")
@@ -287,7 +287,7 @@ def purge_command(
         click.echo(json.dumps({"purged": not dry_run, "days": described}))
         return
     for day in days:
-        click.echo(
+        echo(
             f"{day.day}  {day.stream or 'recordings of the wire'}: {day.rows} rows, "
             f"{day.size / 1e6:.1f} MB"
         )
@@ -295,8 +295,8 @@ def purge_command(
     partitions = counted(len(days), "daily partition")
     what = f"{partitions} with {rows} rows, {size / 1e6:.1f} MB"
     if not days:
-        click.echo(f"nothing is older than {before.date()}")
+        echo(f"nothing is older than {before.date()}")
     elif dry_run:
-        click.echo(f"would be removed: {what}; nothing was changed (--dry-run)")
+        echo(f"would be removed: {what}; nothing was changed (--dry-run)")
     else:
-        click.echo(f"removed: {what}")
+        echo(f"removed: {what}")

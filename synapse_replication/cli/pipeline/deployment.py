@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from synapse_replication.cli.common import command, fail
+from synapse_replication.cli.common import cell, command, echo, fail
 from synapse_replication.cli.pipeline import options
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.settings import PipelineSettings
@@ -106,7 +106,7 @@ def report_command(
     from synapse_replication.pipeline.report.job import run_report
 
     page = run_report(settings, with_audit=not no_audit, **given)
-    click.echo(f"written: {page}")
+    echo(f"written: {page}")
 
 
 @command("bootstrap", "pipeline bootstrap -c homeserver.yaml")
@@ -136,13 +136,11 @@ def bootstrap_command(settings: PipelineSettings, write: bool, as_json: bool) ->
     if as_json:
         click.echo(json.dumps(_to_json(found, written=bool(to_write and write))))
     elif not to_write:
-        click.echo("nothing to write")
+        echo("nothing to write")
     elif write:
-        click.echo(f"written: {counted(to_write, 'position')}")
+        echo(f"written: {counted(to_write, 'position')}")
     else:
-        click.echo(
-            f"nothing was written; --write writes {counted(to_write, 'position')}"
-        )
+        echo(f"nothing was written; --write writes {counted(to_write, 'position')}")
 
 
 def _print_plan(found: Bootstrap, settings: PipelineSettings) -> None:
@@ -156,7 +154,7 @@ def _print_plan(found: Bootstrap, settings: PipelineSettings) -> None:
     for change in found.changes:
         table.add_row(
             change.stream if change.stream != previous else "",
-            change.instance_name,
+            cell(change.instance_name),
             "none" if change.old is None else str(change.old),
             str(change.new) if change.is_written else "",
             change.treatment.value,
@@ -165,12 +163,12 @@ def _print_plan(found: Bootstrap, settings: PipelineSettings) -> None:
         previous = change.stream
     Console(width=None if sys.stdout.isatty() else 120).print(table)
     for stream, token in sorted(found.without_writer.items()):
-        click.echo(
+        echo(
             f"{stream}: rows up to {token} have no writer; they affect only the "
             "positions of writers that have no rows"
         )
     if not settings.writers:
-        click.echo(
+        echo(
             "Without -c, the declared writers are unknown; only writers with rows or "
             "positions are listed."
         )
