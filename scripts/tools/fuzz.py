@@ -12,6 +12,8 @@ import io
 import json
 import lzma
 import sys
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,7 @@ with atheris.instrument_imports(include=["synapse_replication"]):
     from synapse_replication.config.yaml_files import read_files
     from synapse_replication.errors import (
         HttpCatchUpError,
+        PipelineError,
         RemoteProtocolError,
         RowDecodeError,
         StorageError,
@@ -37,6 +40,9 @@ with atheris.instrument_imports(include=["synapse_replication"]):
     from synapse_replication.http.agent import make_agent
     from synapse_replication.http.client import HttpCatchUpClient
     from synapse_replication.http.location import InstanceLocation
+    from synapse_replication.pipeline.archive import log
+    from synapse_replication.pipeline.archive.files import files_of
+    from synapse_replication.pipeline.archive.store import ArchiveStore
     from synapse_replication.recordings.reader import decompressed, read_records
     from synapse_replication.redis.resp import ReplyParser
     from synapse_replication.streams.rows import decode_json, encode_json
@@ -56,8 +62,9 @@ with atheris.instrument_imports(include=["synapse_replication"]):
     )
 
 #: The first byte of each kind of input.
-_LINES, _ROW, _MESSAGE, _REPLIES, _SERVER, _CLIENT, _TOKEN = b"lrmpsct"
-_RECORDING, _JOURNAL, _YAML, _RESPONSE = b"RJYH"
+_LINES, _ROW, _MESSAGE, _REPLIES = b"l", b"r", b"m", b"p"
+_SERVER, _CLIENT, _TOKEN, _RECORDING = b"s", b"c", b"t", b"R"
+_JOURNAL, _YAML, _RESPONSE, _DELTA = b"J", b"Y", b"H", b"D"
 
 _SEED_LINES = b"""SERVER hs.example
 NAME w1
@@ -108,6 +115,66 @@ _SEED_YAML = b"""server_name: hs.example
 redis: &r {enabled: true, host: "h", port: 6379}
 synapse_replication: {<<: *r, streams: [a, 1, 2024-01-01, null, ~, 0x1f, !!str 5]}
 """
+_SEED_DELTA = b"\n".join(
+    json.dumps(action).encode()
+    for action in (
+        {"protocol": {"minReaderVersion": 1, "minWriterVersion": 2}},
+        {
+            "metaData": {
+                "id": "5fba94ed-9794-4965-ba6e-6ee3c0d22af9",
+                "format": {"provider": "parquet", "options": {}},
+                "schemaString": json.dumps(
+                    {
+                        "type": "struct",
+                        "fields": [
+                            {
+                                "name": name,
+                                "type": kind,
+                                "nullable": True,
+                                "metadata": {},
+                            }
+                            for name, kind in (("stream_id", "long"), ("day", "date"))
+                        ],
+                    }
+                ),
+                "partitionColumns": ["day"],
+                "configuration": {
+                    "synapse_replication.purged": json.dumps({"w1": [2, 5]})
+                },
+                "createdTime": 1700000000000,
+            }
+        },
+        {"txn": {"appId": "synapse_replication.archive", "version": 3}},
+        {"txn": {"appId": "recording/a.jsonl", "version": 77}},
+        {
+            "add": {
+                "path": "day=2026-01-01/a.parquet",
+                "partitionValues": {"day": "2026-01-01"},
+                "size": 100,
+                "modificationTime": 1700000000000,
+                "dataChange": True,
+                "stats": json.dumps(
+                    {
+                        "numRecords": 2,
+                        "minValues": {"stream_id": 6},
+                        "maxValues": {"stream_id": 7},
+                        "nullCount": {"stream_id": 0},
+                    }
+                ),
+            }
+        },
+        {
+            "commitInfo": {
+                "timestamp": 1700000000000,
+                "synapse_replication.offset": json.dumps(
+                    {"minimum": 5, "writers": {"w1": 7}}
+                ),
+                "synapse_replication.batch": "3",
+                "synapse_replication.written_by": "process 1 on host",
+            }
+        },
+    )
+)
 _SEED_ANSWER = b'{"updates":[[7,["!r",[]]]],"upto_token":7,"limited":false}'
 
 _CODECS = [stream.description.codec for stream in STANDARD_STREAMS.values()]
@@ -115,40 +182,17 @@ _CODECS = [stream.description.codec for stream in STANDARD_STREAMS.values()]
 
 def fuzz(data: bytes) -> None:
     """Parse one input according to its first byte."""
-    if not data:
-        return
-    kind, data = data[0], data[1:]
-    if kind == _LINES:
-        read_as_lines(data)
-    elif kind == _ROW:
-        read_as_row(data)
-    elif kind == _MESSAGE:
-        read_as_message(data)
-    elif kind == _REPLIES:
-        read_as_replies(data)
-    elif kind in (_SERVER, _CLIENT):
-        read_on_connection(data, is_server=kind == _SERVER)
-    elif kind == _TOKEN:
-        read_as_token(data)
-    elif kind == _RECORDING:
-        read_as_recording(data)
-    elif kind == _JOURNAL:
-        read_as_journal(data)
-    elif kind == _YAML:
-        read_as_yaml(data)
-    elif kind == _RESPONSE:
-        read_as_response(data)
+    if data and (read := _READERS.get(data[:1])) is not None:
+        read(data[1:])
 
 
 def seeds() -> list[bytes]:
     """Return the well-formed inputs with which the corpus begins."""
     lines = _SEED_LINES.splitlines()
-    found = [bytes([_LINES]) + line for line in (*lines, _SEED_LINES)]
+    found = [_LINES + line for line in (*lines, _SEED_LINES)]
+    found += [_ROW + line.split(b" ", 4)[4] for line in lines if b"RDATA" in line]
     found += [
-        bytes([_ROW]) + line.split(b" ", 4)[4] for line in lines if b"RDATA" in line
-    ]
-    found += [
-        bytes([_ROW]) + json.dumps(row).encode()
+        _ROW + json.dumps(row).encode()
         for row in (
             ["!r:hs", ["@u:hs"]],
             ["!r:hs", "m.read", "@u:hs", "$e", None, {"ts": 1.5}],
@@ -156,25 +200,26 @@ def seeds() -> list[bytes]:
             {"a": [1, {"b": None}], "c": "\u00e9\ud83d\ude00"},
         )
     ]
-    found += [bytes([_MESSAGE]) + _SEED_MESSAGE, bytes([_REPLIES]) + _SEED_REPLIES]
+    found += [_MESSAGE + _SEED_MESSAGE, _REPLIES + _SEED_REPLIES]
     both = _SEED_LINES + b"REPLICATION_EXT " + _SEED_MESSAGE + b"\nPING 5\n"
-    found += [bytes([_SERVER]) + b"NAME w1\n" + both.partition(b"\n")[2]]
-    found += [bytes([_CLIENT]) + both]
-    found += [bytes([_TOKEN]) + text for text in (b"5", b"m5~1.7~2.9", b"m-5~1.7")]
+    found += [_SERVER + b"NAME w1\n" + both.partition(b"\n")[2]]
+    found += [_CLIENT + both]
+    found += [_TOKEN + text for text in (b"5", b"m5~1.7~2.9", b"m-5~1.7")]
     recording = _SEED_RECORDING + b'{"line":"PING 6"}\n'
     for text in (recording, gzip.compress(recording), lzma.compress(recording)):
-        found.append(bytes([_RECORDING]) + text)
+        found.append(_RECORDING + text)
     old = b'{"stream":"s","writer":"w","token":7,"rows":[]}\n'
-    found += [bytes([_JOURNAL]) + old + _SEED_JOURNAL, bytes([_YAML]) + _SEED_YAML]
+    found.append(_DELTA + _SEED_DELTA)
+    found += [_JOURNAL + old + _SEED_JOURNAL, _YAML + _SEED_YAML]
     for body, more in (
         (_SEED_ANSWER, b""),
         (gzip.compress(_SEED_ANSWER), b"Content-Encoding: gzip\r\n"),
     ):
         head = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n" % len(body)
-        found.append(bytes([_RESPONSE]) + head + more + b"\r\n" + body)
+        found.append(_RESPONSE + head + more + b"\r\n" + body)
     chunked = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
     body = b"%x\r\n%b\r\n0\r\n\r\n" % (len(_SEED_ANSWER), _SEED_ANSWER)
-    found.append(bytes([_RESPONSE]) + chunked + body)
+    found.append(_RESPONSE + chunked + body)
     return found
 
 
@@ -330,6 +375,43 @@ def read_as_response(data: bytes) -> None:
         failure.trap(HttpCatchUpError)
         check_length(failure.value)
     assert asked.called
+
+
+def read_as_delta_log(data: bytes) -> None:
+    """Read data as the log of a table of an archive."""
+    store = ArchiveStore(str(Path(sys.argv[1], "archive")))
+    uri = store.stream_uri("fuzz")
+    commit = Path(uri, "_delta_log", f"{0:020}.json")
+    commit.parent.mkdir(parents=True, exist_ok=True)
+    commit.write_bytes(data)
+    try:
+        table = store.table(uri)
+        if table is None:
+            return
+        state = log.read_state(table)
+        log.committer_of(table, state.batch)
+        log.archived_size(table, "a.jsonl")
+        log.offsets_around(table, [1])
+        log.read_purged_ranges(table, "fuzz")
+        files_of(table, uri, "fuzz")
+    except PipelineError as error:
+        check_length(error)
+
+
+_READERS: Mapping[bytes, Callable[[bytes], None]] = {
+    _LINES: read_as_lines,
+    _ROW: read_as_row,
+    _MESSAGE: read_as_message,
+    _REPLIES: read_as_replies,
+    _SERVER: partial(read_on_connection, is_server=True),
+    _CLIENT: partial(read_on_connection, is_server=False),
+    _TOKEN: read_as_token,
+    _RECORDING: read_as_recording,
+    _JOURNAL: read_as_journal,
+    _YAML: read_as_yaml,
+    _RESPONSE: read_as_response,
+    _DELTA: read_as_delta_log,
+}
 
 
 def main() -> None:

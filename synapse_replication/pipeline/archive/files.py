@@ -18,9 +18,9 @@ import json
 import os
 import time
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 import pyarrow as pa
@@ -28,7 +28,7 @@ import pyarrow.compute as pc
 from pyarrow import parquet
 
 from synapse_replication.durable import sync_folder
-from synapse_replication.errors import excerpt
+from synapse_replication.errors import PipelineError, excerpt
 from synapse_replication.pipeline.archive.store import MISSING_REASON, ArchiveStore
 from synapse_replication.pipeline.scan import Spark, grouped, run_tasks
 from synapse_replication.pipeline.schemas import DAY
@@ -277,9 +277,15 @@ def files_of(table: DeltaTable, uri: str, name: str) -> list[ArchivedFile]:
     """Return the files of a table, from its log.
 
     :param name: the name of the stream, or ``the wire``.
+    :raises PipelineError: if the log cannot be read, or is not that of an archive.
     """
+    # Imported here, because tasks on executors need no Delta log.
+    from synapse_replication.pipeline.archive.log import reading
+
     found = []
-    for action in pa.table(table.get_add_actions(flatten=True)).to_pylist():
+    with reading(table):
+        actions = pa.table(table.get_add_actions(flatten=True)).to_pylist()
+    for action in actions:
         bounds = action.get("min.stream_id"), action.get("max.stream_id")
         found.append(
             ArchivedFile(
@@ -288,11 +294,21 @@ def files_of(table: DeltaTable, uri: str, name: str) -> list[ArchivedFile]:
                 action["path"],
                 action["size_bytes"],
                 action["num_records"] or 0,
-                str(action[f"partition.{DAY}"]),
+                _day_of(action, uri),
                 None if None in bounds else bounds,
             )
         )
     return sorted(found, key=lambda file: file.path)
+
+
+def _day_of(action: Mapping[str, Any], uri: str) -> str:
+    try:
+        return str(action[f"partition.{DAY}"])
+    except KeyError:
+        raise PipelineError(
+            f"the table {uri} is not partitioned by {DAY}: another program has made "
+            "it; archive to a new location"
+        ) from None
 
 
 def wrong_sizes(

@@ -13,18 +13,21 @@ name of the recording, and its version is the size of the recording in bytes.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import os
 import socket
-from collections.abc import Collection, Mapping
-from typing import Final
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, Final
 
 import attrs
 from deltalake import CommitProperties, DeltaTable, Transaction
+from deltalake.exceptions import DeltaError
 from msgspec import to_builtins
 
 from synapse_replication.errors import PipelineError, excerpt
+from synapse_replication.pipeline.archive.store import storage_error_text
 from synapse_replication.pipeline.source.offsets import StreamOffset
 
 #: The application id of the transactions of batches.
@@ -58,13 +61,14 @@ class TableState:
 def read_state(table: DeltaTable) -> TableState:
     """Read the progress of a table at its loaded version.
 
-    :raises PipelineError: if the log no longer contains the progress.
+    :raises PipelineError: if the log no longer contains the progress, or is damaged.
     """
-    batch = table.transaction_version(APPLICATION)
+    with reading(table):
+        batch = table.transaction_version(APPLICATION)
     if batch is None:
         return TableState()
     for limit in _SEARCH_LIMITS:
-        for commit in table.history(limit):
+        for commit in _commits(table, limit):
             # Ignore commits after the loaded version: another driver may be running.
             is_loaded = commit["version"] <= table.version()
             if (
@@ -72,13 +76,52 @@ def read_state(table: DeltaTable) -> TableState:
                 and str(commit.get(_BATCH)) == str(batch)
                 and _OFFSET in commit
             ):
-                offset = StreamOffset.from_json(json.loads(commit[_OFFSET]))
-                return TableState(batch, offset)
+                return TableState(batch, _offset_of(table, commit))
     raise PipelineError(
         f"the log of {table.table_uri} no longer contains the offset of batch {batch}: "
         "another program has cleaned the log; restore the table from a backup, or "
         "archive to a new location"
     )
+
+
+@contextlib.contextmanager
+def reading(table: DeltaTable) -> Iterator[None]:
+    """Convert the errors of reading a table's log within the context.
+
+    :raises PipelineError: if the log is damaged, or the store fails.
+    """
+    try:
+        yield
+    except (DeltaError, OSError) as error:
+        raise PipelineError(
+            f"the log of the table {table.table_uri} cannot be read: "
+            f"{storage_error_text(error)}; restore its folder _delta_log from a "
+            "backup, or run: synapse-replication pipeline archive --repair"
+        ) from error
+
+
+def _commits(table: DeltaTable, limit: int | None = None) -> list[dict[str, Any]]:
+    """Return the metadata of the newest commits, the last one first.
+
+    :raises PipelineError: if a commit cannot be read.
+    """
+    with reading(table):
+        return table.history(limit)
+
+
+def _offset_of(table: DeltaTable, commit: Mapping[str, Any]) -> StreamOffset:
+    """Return the offset in the metadata of a commit.
+
+    :raises PipelineError: if it is damaged.
+    """
+    try:
+        return StreamOffset.from_json(json.loads(commit[_OFFSET]))
+    except (ValueError, TypeError, RecursionError, PipelineError) as error:
+        raise PipelineError(
+            f"commit {commit['version']} of {table.table_uri} has a damaged offset: "
+            f"{excerpt(str(error))}; restore the table from a backup, or archive to a "
+            "new location"
+        ) from error
 
 
 def offsets_around(
@@ -90,8 +133,8 @@ def offsets_around(
         both offsets are equal: the archive job then archives the rows again.
     """
     offsets = {
-        commit["version"]: StreamOffset.from_json(json.loads(commit[_OFFSET]))
-        for commit in table.history()
+        commit["version"]: _offset_of(table, commit)
+        for commit in _commits(table)
         if _OFFSET in commit
     }
     before = max((v for v in offsets if v < min(versions)), default=None)
@@ -134,20 +177,26 @@ def committer_of(table: DeltaTable, batch: int) -> str:
 
     Return ``another driver`` if the last 100 commits do not contain the batch.
     """
-    found = [each for each in table.history(100) if each.get(_BATCH) == str(batch)]
+    found = [each for each in _commits(table, 100) if each.get(_BATCH) == str(batch)]
     if not found:
         return "another driver"
     # The newest commit comes first. Maintenance after the batch repeats its number.
     commit = found[-1]
-    when = datetime.datetime.fromtimestamp(
-        commit["timestamp"] / 1000, datetime.timezone.utc
-    )
-    return f"{commit.get(_WRITTEN_BY, 'another program')} at {when:%F %T} UTC"
+    who = str(commit.get(_WRITTEN_BY, "another program"))
+    try:
+        when = datetime.datetime.fromtimestamp(
+            commit["timestamp"] / 1000, datetime.timezone.utc
+        )
+    except (KeyError, TypeError, ValueError, OverflowError, OSError):
+        # The commit of another program, without a time or with one out of range.
+        return who
+    return f"{who} at {when:%F %T} UTC"
 
 
 def archived_size(table: DeltaTable, name: str) -> int | None:
     """Return the archived size of a recording; ``None`` if it is not archived."""
-    return table.transaction_version(f"{_RECORDING}{name}")
+    with reading(table):
+        return table.transaction_version(f"{_RECORDING}{name}")
 
 
 # -- purges ------------------------------------------------------------------------
@@ -174,7 +223,8 @@ def read_purged_ranges(table: DeltaTable, stream: str) -> list[PurgedRange]:
 
     :raises PipelineError: if the table property is damaged.
     """
-    text = table.metadata().configuration.get(_PURGED)
+    with reading(table):
+        text = table.metadata().configuration.get(_PURGED)
     try:
         return [
             PurgedRange(stream, writer, int(first), int(last))
