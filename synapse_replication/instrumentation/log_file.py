@@ -16,6 +16,7 @@ import json
 import math
 import os
 import select
+import threading
 from datetime import datetime, timezone
 from typing import Any, Final, TextIO
 
@@ -103,6 +104,8 @@ class LogFile:
     If nobody reads the log, or its disk is full, lines are dropped; the next line that
     can be written is preceded by their number.
 
+    Thread-safe: threads of the database log, too.
+
     :param stream: an open text stream with a descriptor.
     """
 
@@ -114,9 +117,15 @@ class LogFile:
         self._why = ""
         # Whether the last line that was written has no end.
         self._is_cut = False
+        # An object of poll() may not be used by two threads at once.
+        self._lock = threading.Lock()
 
     def write(self, text: str) -> None:
         """Write the text of one or more lines, or drop it."""
+        with self._lock:
+            self._write(text)
+
+    def _write(self, text: str) -> None:
         data = text.encode("utf-8", "backslashreplace")
         if self._lost:
             lines = counted(self._lost, "log line")

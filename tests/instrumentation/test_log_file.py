@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import json
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -195,3 +197,38 @@ class LogFileTests(SynchronousTestCase):
             path.read_text(),
             "one\n3 log lines could not be written: No space left on device\nfive\n",
         )
+
+    def test_two_threads(self) -> None:
+        """Lines of two threads at the same time are both written, one after another."""
+        self.patch(log_file, "_PATIENCE", 60.0)
+        read, write = os.pipe()
+        self.addCleanup(os.close, read)
+        with open(write, "w") as stream:
+            log = LogFile(stream)
+            os.set_blocking(write, False)
+            filled = 0
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    filled += os.write(write, b"x" * 4096)
+            os.set_blocking(write, True)
+            errors: list[BaseException] = []
+
+            def work(text: str) -> None:
+                try:
+                    log.write(text)
+                except BaseException as error:  # noqa: BLE001 -- the test's result
+                    errors.append(error)
+
+            threads = [
+                threading.Thread(target=work, args=(f"line {number}\n",))
+                for number in range(8)
+            ]
+            for thread in threads:
+                thread.start()
+            while filled:
+                filled -= len(os.read(read, filled))
+            for thread in threads:
+                thread.join()
+            self.assertEqual(errors, [])
+            lines = os.read(read, 4096).decode().splitlines()
+        self.assertEqual(sorted(lines), [f"line {number}" for number in range(8)])
