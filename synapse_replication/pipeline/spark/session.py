@@ -94,10 +94,12 @@ class _Session:
     def start_java(self, rows: int | None = None, *, is_job: bool = False) -> None:
         """Begin to start Java, unless it is running; return at once.
 
+        A session of this process is used as it is.
+
         :param rows: see :meth:`SparkJob.start`.
         :param is_job: whether :meth:`end` will be called.
         """
-        if self._start is not None or _is_running():
+        if self._options or _spark_context("_active_spark_context") is not None:
             return
         self._is_short = rows is not None and rows <= _SHORT
         options = {"spark.app.name": self._app_name, **_settings()}
@@ -111,10 +113,12 @@ class _Session:
         check_master(user.master(self._master))
         # Executors start the Python of this path, unless the user has set another one.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-        self._start = JavaStart(
-            home, options, user, is_short=self._is_short, is_job=is_job
-        )
         self._options = options
+        # Java goes on after the end of a session that make_session() has returned.
+        if _spark_context("_gateway") is None:
+            self._start = JavaStart(
+                home, options, user, is_short=self._is_short, is_job=is_job
+            )
 
     def get(self) -> SparkSession:
         """Return the session; wait for Java if it is starting."""
@@ -173,10 +177,10 @@ class _Session:
         self._start = self._made = None
 
 
-def _is_running() -> bool:
-    """Return whether this process has a Java, without importing PySpark."""
+def _spark_context(name: str) -> Any:
+    """Return an attribute of ``SparkContext``, without importing PySpark."""
     pyspark = sys.modules.get("pyspark")
-    return pyspark is not None and pyspark.SparkContext._gateway is not None
+    return None if pyspark is None else getattr(pyspark.SparkContext, name)
 
 
 def own_session(session: SparkSession) -> SparkSession:

@@ -5,12 +5,18 @@ from __future__ import annotations
 import io
 import threading
 
+from pyspark import SparkConf, SparkContext
 from pyspark.errors import AnalysisException
+from pyspark.sql import SparkSession
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.progress import JobProgress, Tasks
-from synapse_replication.pipeline.spark.session import spark_errors_shortened, spark_job
+from synapse_replication.pipeline.spark.session import (
+    make_session,
+    spark_errors_shortened,
+    spark_job,
+)
 from tests.pipeline.shared_session import shared_session
 
 TRACE = """[PYTHON_DATA_SOURCE_ERROR] Failed to plan: Traceback (most recent call last):
@@ -33,6 +39,32 @@ class SessionTests(SynchronousTestCase):
             "SELECT TIMESTAMP '1970-01-01' = timestamp_millis(0)"
         )
         self.assertEqual([list(row) for row in rows.collect()], [[True]])
+
+
+class SecondSessionTests(SynchronousTestCase):
+    """Tests for a session after another one of the process, whose Java goes on."""
+
+    def test_master(self) -> None:
+        """The new session has the master and the settings that it is made with."""
+        shared_session()
+        self.patch(SparkContext, "_active_spark_context", None)
+        configured: list[tuple[str, str]] = []
+
+        class StopError(Exception):
+            """Raised instead of making the session."""
+
+        def configure(builder: object, *, conf: SparkConf) -> None:
+            configured.extend(conf.getAll())
+            raise StopError
+
+        self.patch(SparkSession.Builder, "config", configure)
+        self.assertRaises(
+            StopError, make_session, "second", master="local[3]", settings={"a": "b"}
+        )
+        self.assertLessEqual(
+            {("spark.master", "local[3]"), ("a", "b"), ("spark.app.name", "second")},
+            set(configured),
+        )
 
 
 class JobTests(SynchronousTestCase):
