@@ -6,6 +6,7 @@ import functools
 import json
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,7 +54,7 @@ class Deployment:
 
     :ivar tables: the rows in tables.
     :ivar archive: the archived rows.
-    :ivar lines: recorded lines; see :func:`lines_of`.
+    :ivar lines: recorded lines; see :func:`lines_of`; ``None`` without recordings.
     :ivar nameless: the streams whose tables and archive do not record the writer.
     :ivar persisted: the streams that are stored in the database.
     :ivar writers: the known writers of a stream.
@@ -62,7 +63,7 @@ class Deployment:
 
     tables: Sequence[Key] = ()
     archive: Sequence[Key | tuple[str, str, int, int]] = ()
-    lines: Sequence[tuple[Any, ...]] = ()
+    lines: Sequence[tuple[Any, ...]] | None = ()
     persisted: Collection[str] = ("events",)
     nameless: Collection[str] = ()
     idempotent: Collection[str] = ()
@@ -89,7 +90,7 @@ class Deployment:
                     None if line[4] is None else prefix + line[4],
                     *line[5:],
                 )
-                for line in self.lines
+                for line in self.lines or ()
             ],
             persisted=names(self.persisted),
             nameless=names(self.nameless),
@@ -129,6 +130,7 @@ def audit_all(deployments: Iterable[Deployment]) -> list[AuditFinding]:
         values = [dict(zip(schema.names, row, strict=False)) for row in rows]
         return table_frame(session, pa.Table.from_pylist(values, schema))
 
+    lines = [each.lines for each in given if each.lines is not None]
     archive = [(*row, 0)[:4] for each in given for row in each.archive]
     ranges: dict[str, list[int]] = {}
     for stream, _, id_, _ in archive:
@@ -138,7 +140,7 @@ def audit_all(deployments: Iterable[Deployment]) -> list[AuditFinding]:
         Inputs(
             streams=[stream for each in given for stream in each._streams()],
             tables=frame((row for each in given for row in each.tables), KEYS_SCHEMA),
-            wire=frame((line for each in given for line in each.lines), LINES_SCHEMA),
+            wire=frame(chain.from_iterable(lines), LINES_SCHEMA) if lines else None,
             archive=frame(archive, KEYS_SCHEMA),
             archived_ranges=[(s, min(ids), max(ids)) for s, ids in ranges.items()],
             purged=[purged for each in given for purged in each.purged],

@@ -1,7 +1,9 @@
 -- The audit, in Spark's SQL: the statements of comparison.py.
 --
--- A row of ``findings`` is a finding; the names in braces in its ``message`` are those
--- of its other columns and of the fields of its ``evidence``, which is JSON. The
+-- The last statements before ``findings``, from ``two_writers``, each return findings
+-- of a few kinds, whose columns are those of ``two_writers``. ``all_findings`` is their
+-- union. A row of ``findings`` is a finding; the names in braces in its ``message`` are
+-- those of its other columns and of the fields of its ``evidence``, which is JSON. The
 -- statements read these views:
 --
 -- * streams: see AuditedStream;
@@ -242,7 +244,7 @@ SELECT /*+ BROADCAST(streams) */ farthest.*, last_allocated
 FROM farthest JOIN streams ON farthest.stream = streams.stream
 WHERE last_allocated IS NOT NULL AND last_token > greatest(last_allocated, 1)
 
--- name: all_findings
+-- name: two_writers
 -- Ids that two writers have used.
 SELECT 'id_of_two_writers' AS kind, stream, first_writer AS instance_name,
   min(stream_id) AS first_token, max(stream_id) AS last_token, count(*) AS count,
@@ -252,7 +254,7 @@ SELECT 'id_of_two_writers' AS kind, stream, first_writer AS instance_name,
     struct(stream_id, in_tables, archived, sent), stream_id, 10) AS ids)) AS evidence
 FROM ids WHERE first_writer < last_writer GROUP BY stream, first_writer, last_writer
 
-UNION ALL
+-- name: rows_gone
 -- Ids that were sent or archived, but have no row in a table any more.
 SELECT 'row_gone', stream, coalesce(first_writer, sender) AS writer, min(stream_id),
   max(stream_id), count(*),
@@ -262,7 +264,7 @@ SELECT 'row_gone', stream, coalesce(first_writer, sender) AS writer, min(stream_
     AS ids))
 FROM ids WHERE NOT in_tables GROUP BY stream, writer
 
-UNION ALL
+-- name: gaps
 -- Ids without a row of any writer in any source. All writers of a stream take ids from
 -- one sequence, so a gap between the ids of one writer usually contains ids of others.
 -- Ids above the greatest known id are not reported: their transactions may be in
@@ -286,7 +288,7 @@ FROM (
   WHERE is_end AND after IS NOT NULL)
 GROUP BY stream, rank
 
-UNION ALL
+-- name: tokens_ahead
 -- Tokens beyond the last id that the stream's sequence has allocated: the audited
 -- database is not the one that allocated the token, or it lost its latest changes. A
 -- database that lost its latest changes will allocate ids that have been used before.
@@ -310,7 +312,7 @@ FROM (
     AND ahead.instance_name = tokens.instance_name AND token = last_token
   GROUP BY ahead.stream, ahead.instance_name, last_token, last_allocated, in_archive)
 
-UNION ALL
+-- name: damaged_records
 -- Invalid records. If the only one is the last line, the file was still being written,
 -- or its recorder was killed.
 SELECT IF(first_line_number = lines, 'recording_cut_off', 'recording_damaged'), NULL,
@@ -327,7 +329,7 @@ FROM (
   FROM lines WHERE NOT is_repeated GROUP BY recording)
 WHERE damaged > 0
 
-UNION ALL
+-- name: late_rows
 -- Late rows.
 SELECT kind, stream, instance_name, min(token), max(token), count(*),
   '{recording}: {count} of {instance_name}''s {stream} rows were sent ' || CASE kind
@@ -341,7 +343,7 @@ SELECT kind, stream, instance_name, min(token), max(token), count(*),
     line_number, 10) AS lines))
 FROM judged GROUP BY kind, recording, stream, instance_name
 
-UNION ALL
+-- name: resets
 -- The lines at which a writer reset a stream to a lower token. In a stream that is not
 -- held in memory, a POSITION with a lower token than a row that was sent shows that
 -- the writer restarted from its persisted position.
@@ -358,7 +360,7 @@ FROM tokens LEFT JOIN streams ON tokens.stream = streams.stream
 WHERE token < token_before AND (coalesce(in_memory, false)
   OR NOT is_row AND prev_token = token AND token < newest.token)
 
-UNION ALL
+-- name: rows_not_sent
 -- Rows that were never sent although a line covers them.
 --
 -- A reader that received a later row of the writer, but not the missing row, has
@@ -388,7 +390,7 @@ FROM (SELECT *, IF(is_claim, struct(line_number, t, prev_token, token), NULL) AS
   FROM covered)
 GROUP BY is_claim, recording, claim, stream, instance_name
 
-UNION ALL
+-- name: rows_again
 -- Rows that an archive contains more than once. ``archive_again`` has the rows of the
 -- words that are repeated.
 SELECT 'row_twice_in_archive', stream, instance_name, min(stream_id), max(stream_id),
@@ -402,7 +404,7 @@ FROM (
   FROM archive_again GROUP BY ALL HAVING times > 1)
 GROUP BY stream, instance_name
 
-UNION ALL
+-- name: rows_not_archived
 -- Ids that have a row in the tables, but none in the archive. The archive job reads
 -- the rows of each writer in order, and only up to a token at or below which no
 -- further row can appear. Between the least and the greatest archived token of a
@@ -422,7 +424,7 @@ LEFT ANTI JOIN purged ON purged.stream = ids.stream
   AND ids.stream_id BETWEEN purged.first_token AND purged.last_token
 WHERE in_tables AND NOT archived GROUP BY ids.stream, ids.first_writer
 
-UNION ALL
+-- name: lines_again
 -- Lines of recordings that an archive contains more than once.
 SELECT 'command_twice_in_archive', NULL, NULL, NULL, NULL, count(DISTINCT line_number),
   'the archive contains {count} lines of the recording {recording} more than once',

@@ -1,11 +1,16 @@
 """The comparison of recordings, tables and archive: Spark SQL on executors.
 
 Theory of operation: the statements of ``checks.sql`` build on each other. The results
-that several statements read are computed once and kept by Spark, the recorded lines in
-their order first of all. Most of the others are empty in a healthy deployment, so that
-Spark need not plan what reads them, and all have few rows. Nothing that grows with the
-number of rows, lines or differences reaches this process: the number of findings of
-each kind and stream is bounded, and so is the evidence of each finding.
+that several statements read are computed once and kept by Spark: first the recorded
+lines in their order, and the words, of which there are at least 64 times fewer than
+rows in a healthy deployment; then the ids that have to be examined, and what is derived
+from them, which grow with the differences between tables, archive and recordings. To
+plan a statement takes longer than to run it on few rows, so those that can have no
+result, because a view that they need is empty, are left out.
+
+Nothing that grows with the number of rows, lines or differences reaches this process:
+the number of findings of each kind and stream is bounded, and so is the evidence of
+each finding.
 """
 
 from __future__ import annotations
@@ -68,6 +73,31 @@ _RANGES: Final = pa.schema(
 #: A stream and the first and the last token of a range.
 TokenRange = tuple[str, int, int]
 
+#: The results that are computed after ``ids``, in their order, and the view or input
+#: without whose rows they are empty.
+_DERIVED: Final[Mapping[str, str]] = {
+    "never_sent": "wire",
+    "covered": "never_sent",
+    "late": "wire",
+    "judged": "late",
+    "ahead": "farthest",
+}
+
+#: The statements with the findings, and what each of them needs.
+_FINDINGS: Final[Mapping[str, str]] = {
+    "two_writers": "ids",
+    "rows_gone": "ids",
+    "gaps": "ids",
+    "tokens_ahead": "ahead",
+    "damaged_records": "wire",
+    "late_rows": "judged",
+    "resets": "wire",
+    "rows_not_sent": "covered",
+    "rows_again": "archive_again",
+    "rows_not_archived": "archive",
+    "lines_again": "wire",
+}
+
 #: Spark's settings for the comparison. Spark takes the output of Python tasks to be
 #: tiny, and would send it to every task; it may do so once it knows the size.
 _SETTINGS: Final[Mapping[str, str]] = {
@@ -112,8 +142,9 @@ def compare(session: SparkSession, inputs: Inputs) -> list[AuditFinding]:
     _add_table(session, "streams", pa.Table.from_pylist(streams, _STREAMS))
     _add_ranges(session, "archived_ranges", inputs.archived_ranges)
     _add_ranges(session, "purged", inputs.purged)
-    no_rows = table_frame(session, KEYS_SCHEMA.empty_table())
-    archive = no_rows if inputs.archive is None else inputs.archive
+    archive = inputs.archive
+    if archive is None:
+        archive = table_frame(session, KEYS_SCHEMA.empty_table())
     inputs.tables.createOrReplaceTempView("tables")
     archive.createOrReplaceTempView("archive")
     if inputs.wire is None:
@@ -126,18 +157,25 @@ def compare(session: SparkSession, inputs: Inputs) -> list[AuditFinding]:
         _add_view(session, name)
     _add_kept(session, "words")
     _add_kept(session, "ids")
-    again = no_rows
-    if inputs.archive is not None:
+    empty = set()
+    if inputs.wire is None:
+        empty.add("wire")
+    if inputs.archive is None:
+        empty |= {"archive", "archive_again"}
+    else:
         repeated = session.sql(_QUERIES["repeated"])
-        if not repeated.isEmpty():
+        if repeated.isEmpty():
+            empty.add("archive_again")
+        else:
             repeated.createOrReplaceTempView("repeated")
-            again = session.sql(_QUERIES["archive_again"])
-    again.createOrReplaceTempView("archive_again")
-    for name in ("never_sent", "covered", "late", "judged"):
-        _add_kept(session, name)
+            _add_view(session, "archive_again")
     _add_view(session, "farthest")
-    _add_kept(session, "ahead")
-    _add_view(session, "all_findings", gaps=MAX_GAPS)
+    for name, needed in _DERIVED.items():
+        if needed in empty or _add_kept(session, name).isEmpty():
+            empty.add(name)
+    chosen = [name for name, needed in _FINDINGS.items() if needed not in empty]
+    union = "\nUNION ALL\n".join(_QUERIES[name] for name in chosen)
+    session.sql(union, {"gaps": MAX_GAPS}).createOrReplaceTempView("all_findings")
     found = session.sql(_QUERIES["findings"], {"findings": MAX_FINDINGS})
     return [_to_finding(row) for row in found.toArrow().to_pylist()]
 
@@ -160,14 +198,12 @@ def _add_ranges(session: SparkSession, name: str, ranges: Iterable[TokenRange]) 
     _add_table(session, name, pa.Table.from_pylist(rows, _RANGES))
 
 
-def _add_view(session: SparkSession, name: str, **parameters: int) -> None:
-    session.sql(_QUERIES[name], parameters or None).createOrReplaceTempView(name)
+def _add_view(session: SparkSession, name: str) -> None:
+    session.sql(_QUERIES[name]).createOrReplaceTempView(name)
 
 
-def _add_kept(session: SparkSession, name: str) -> None:
-    """Add the view of a result that is computed now, and only once."""
+def _add_kept(session: SparkSession, name: str) -> DataFrame:
+    """Add the view of a result that is computed now, and only once; return it."""
     found = kept(session.sql(_QUERIES[name]))
-    if found.isEmpty():
-        # Spark removes the operations on a frame that it knows to be empty.
-        found = found.where("false")
     found.createOrReplaceTempView(name)
+    return found

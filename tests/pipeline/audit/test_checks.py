@@ -184,6 +184,37 @@ class LimitTests(SynchronousTestCase):
         )
 
 
+class EmptyTests(SynchronousTestCase):
+    """Tests for statements that can have no result, and are not even planned."""
+
+    def computed(self, **given: Any) -> tuple[list[str], set[str]]:
+        """Compare inputs; return the computed results, and the kinds of findings."""
+        names: list[str] = []
+        add = comparison._add_kept
+
+        def add_kept(session: Any, name: str) -> Any:
+            names.append(name)
+            return add(session, name)
+
+        self.patch(comparison, "_add_kept", add_kept)
+        return names, {each.kind for each in Deployment(**given).audit()}
+
+    def test_without_recordings(self) -> None:
+        """Without recorded lines, only rows are examined."""
+        names, kinds = self.computed(tables=EVENTS, lines=None)
+        self.assertEqual(names, ["words", "ids", "ahead"])
+        self.assertEqual(kinds, {"id_without_row"})
+
+    def test_healthy_recording(self) -> None:
+        """If all rows were sent, no line is examined for rows that it skips."""
+        lines = [f"RDATA events w1 {id_} []" for _, _, id_ in EVENTS]
+        names, kinds = self.computed(tables=EVENTS, lines=lines_of(lines))
+        self.assertEqual(
+            names, ["lines", "words", "ids", "never_sent", "late", "ahead"]
+        )
+        self.assertEqual(kinds, {"id_without_row"})
+
+
 class AheadTests(SynchronousTestCase):
     """Tests for tokens beyond the last id that a stream's sequence has allocated."""
 
