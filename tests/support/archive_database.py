@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import secrets
 from contextlib import closing
 
 import psycopg2
+from psycopg2.extensions import parse_dsn
+
+from synapse_replication.testing.servers import shared_postgres
 
 #: Identifies a row: stream, writer, token.
 Key = tuple[str, str, int]
@@ -61,6 +65,19 @@ def make_tables(dsn: str) -> None:
     """Create the tables, empty."""
     with closing(psycopg2.connect(dsn)) as connection, connection:
         connection.cursor().execute(_TABLES)
+
+
+def copy_database(dsn: str) -> str:
+    """Copy a database of the shared server; return the DSN of the copy.
+
+    Nothing may be connected to the database.
+    """
+    name, copy = parse_dsn(dsn)["dbname"], f"copy_{secrets.token_hex(6)}"
+    server = shared_postgres()
+    with closing(psycopg2.connect(server.dsn())) as connection:
+        connection.autocommit = True
+        connection.cursor().execute(f'CREATE DATABASE "{copy}" TEMPLATE "{name}"')
+    return server.dsn(copy)
 
 
 def add_rows(dsn: str, count: int, *, with_slow: bool = True) -> None:

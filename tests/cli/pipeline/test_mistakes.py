@@ -8,17 +8,24 @@ credentials, rights, regions and a full disk in
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import re
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from unittest import mock
 
 import attrs
+from click.testing import CliRunner
 from twisted.trial.unittest import SynchronousTestCase
 
+from synapse_replication.cli.main import main
+from synapse_replication.cli.pipeline import pipeline_command
 from synapse_replication.testing.servers import shared_postgres
+from tests.pipeline.shared_session import shared_session
 from tests.support.archive_database import add_rows, make_tables
 from tests.support.object_store import use_server
 
@@ -126,12 +133,9 @@ _MISTAKES = {
 
 
 class MistakesTests(SynchronousTestCase):
-    """Tests that run the command line as a process."""
+    """Tests that run the command line."""
 
-    def test_each(self) -> None:
-        """
-        The last line names the input, the cause and the remedy; there is no traceback.
-        """
+    def setUp(self) -> None:
         root = Path(self.mktemp()).absolute()
         (root / "folder").mkdir(parents=True)
         (root / "file").write_text("")
@@ -139,33 +143,70 @@ class MistakesTests(SynchronousTestCase):
         dsn = servers.new_database()
         make_tables(dsn)
         add_rows(dsn, 30)
-        places = {
+        self.places = {
             **{name: str(root / name) for name in ("new", "folder", "file", "archive")},
             "dsn": dsn,
             "empty": servers.new_database(),
         }
         use_server(self)
-        environ = {**os.environ, "SYNAPSE_REPLICATION_DSN": dsn}
-        lines = {"": Mistake("archive --once --archive {archive}", ("archived ",), 0)}
-        for name, mistake in {**lines, **_MISTAKES}.items():
-            words = [
-                places[word[1:-1]] if word in ("{dsn}", "{empty}") else word
-                for word in mistake.line.split()
-            ]
-            if mistake.line.endswith("--dsn"):
-                words.append("host=127.0.0.1 port=1 dbname=synapse")
-            done = subprocess.run(
-                [sys.executable, "-m", "synapse_replication", "pipeline"]
-                + [word.format(**places) for word in words],
-                env={**environ, **mistake.environ},
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=300,
-                check=False,
-            )
-            last = done.stderr.splitlines()[-1] if mistake.status else done.stdout
-            for part in mistake.parts:
-                self.assertIn(part.format(**places), last, name)
-            self.assertEqual(done.returncode, mistake.status, name)
-            self.assertNotRegex(done.stdout + done.stderr, _NOISE, name)
+        os.environ["SYNAPSE_REPLICATION_DSN"] = dsn
+        # The commands use the session that is running.
+        shared_session()
+        made = CliRunner().invoke(
+            pipeline_command,
+            self.words(Mistake("archive --once --archive {archive}", ())),
+        )
+        self.assertEqual(made.exit_code, 0, made.output)
+
+    def words(self, mistake: Mistake) -> list[str]:
+        """Return the arguments of a command line."""
+        words = [
+            # These have spaces.
+            self.places[word[1:-1]] if word in ("{dsn}", "{empty}") else word
+            for word in mistake.line.split()
+        ]
+        if mistake.line.endswith("--dsn"):
+            words.append("host=127.0.0.1 port=1 dbname=synapse")
+        return [word.format(**self.places) for word in words]
+
+    def check(self, mistake: Mistake, status: object, output: str, errors: str) -> None:
+        """Check the exit status, and what was printed."""
+        last = errors.splitlines()[-1]
+        for part in mistake.parts:
+            self.assertIn(part.format(**self.places), last, mistake)
+        self.assertEqual(status, mistake.status, mistake)
+        self.assertNotRegex(output + errors, _NOISE, mistake)
+
+    def test_each(self) -> None:
+        """
+        The last line names the input, the cause and the remedy; there is no traceback.
+        """
+        for mistake in _MISTAKES.values():
+            words = ["synapse-replication", "pipeline", *self.words(mistake)]
+            streams = [io.TextIOWrapper(io.BytesIO(), "utf-8") for _ in range(2)]
+            with (
+                mock.patch.object(sys, "argv", words),
+                mock.patch.dict(os.environ, mistake.environ),
+                contextlib.redirect_stdout(streams[0]),
+                contextlib.redirect_stderr(streams[1]),
+            ):
+                ended = self.assertRaises(SystemExit, main)
+            output, errors = (stream.detach().getvalue().decode() for stream in streams)
+            self.check(mistake, ended.code, output, errors)
+
+    def test_process(self) -> None:
+        """Java and native libraries print nothing, either."""
+        mistake = _MISTAKES["a misspelt column"]
+        done = subprocess.run(
+            [
+                *(sys.executable, "-m", "synapse_replication", "pipeline"),
+                *self.words(mistake),
+            ],
+            env=dict(os.environ),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        self.check(mistake, done.returncode, done.stdout, done.stderr)

@@ -1,12 +1,16 @@
 """Tests for :mod:`synapse_replication.pipeline.archive.repair` and ``.damage``.
 
-An archive in a folder, and one on S3, is damaged in each way, and then compared with
-the database after the repair.
+An archive is damaged in each way, and then compared with the database after the repair.
+:mod:`tests.external.cluster.test_store_repair` runs all tests on S3.
 """
 
 from __future__ import annotations
 
+import atexit
+import functools
 import io
+import shutil
+import tempfile
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -14,6 +18,7 @@ from typing import Any
 
 import psycopg2
 from deltalake import DeltaTable
+from pyarrow import fs
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import PipelineError
@@ -37,7 +42,12 @@ from synapse_replication.testing.servers import shared_postgres
 from tests.pipeline.archives import TODAY, keys_of, open_table, purge
 from tests.pipeline.scans import read_here
 from tests.pipeline.shared_session import shared_session
-from tests.support.archive_database import add_rows, make_tables, read_keys
+from tests.support.archive_database import (
+    add_rows,
+    copy_database,
+    make_tables,
+    read_keys,
+)
 from tests.support.object_store import use_server
 
 #: The number of times that rows are written and archived.
@@ -46,17 +56,39 @@ ROUNDS = 4
 LOG = "_delta_log"
 
 
-class RepairTests(SynchronousTestCase):
-    """Tests with an archive in a local folder."""
+def settings_of(archive: str, dsn: str) -> ArchiveSettings:
+    """Return the settings of a run that archives a database."""
+    source = PipelineSettings.of_dsn(dsn)
+    return ArchiveSettings(archive, source, once=True, compact_files=99)
+
+
+@functools.cache
+def archived_database() -> tuple[str, str]:
+    """Archive a database in several runs; return its DSN, and the archive's folder."""
+    dsn = shared_postgres().new_database()
+    make_tables(dsn)
+    shared_session()
+    folder = tempfile.mkdtemp(prefix="synapse-replication-archive-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    for _ in range(ROUNDS):
+        add_rows(dsn, 30)
+        run_archive(settings_of(folder, dsn), ArchiveProgress(io.StringIO()))
+    return dsn, folder
+
+
+class RepairCase(SynchronousTestCase):
+    """A test with a copy of the archive, and of its database."""
 
     def setUp(self) -> None:
-        self.dsn = shared_postgres().new_database()
-        make_tables(self.dsn)
+        database, self.archived = archived_database()
+        self.dsn = copy_database(database)
         self.archive = self.location()
         self.store = ArchiveStore.at(self.archive)
-        for _ in range(ROUNDS):
-            add_rows(self.dsn, 30)
-            self.output = self.run_archive()
+        fs.copy_files(
+            self.archived,
+            self.store.path(self.archive),
+            destination_filesystem=self.store.filesystem,
+        )
         self.uri = self.store.stream_uri("receipts")
 
     def location(self) -> str:
@@ -66,8 +98,7 @@ class RepairTests(SynchronousTestCase):
     @property
     def settings(self) -> ArchiveSettings:
         """The settings of an archive run."""
-        source = PipelineSettings.of_dsn(self.dsn)
-        return ArchiveSettings(self.archive, source, once=True, compact_files=99)
+        return settings_of(self.archive, self.dsn)
 
     def run_archive(self) -> str:
         """Archive what is new; return the output."""
@@ -108,6 +139,10 @@ class RepairTests(SynchronousTestCase):
         self.run_archive()
         self.assertEqual(keys_of(self.store), read_keys(self.dsn))
         self.assertEqual(self.repair(), [])
+
+
+class RepairTests(RepairCase):
+    """Tests with an archive in a local folder."""
 
     def test_damaged_files(self) -> None:
         """
@@ -278,10 +313,22 @@ class RepairTests(SynchronousTestCase):
         self.check_repaired()
 
 
-class ObjectStoreRepairTests(RepairTests):
-    """The same tests on S3."""
+class StoreRepairTests(RepairCase):
+    """A test with an archive on S3."""
 
     def location(self) -> str:
-        """Return the location of the archive, on a server of its own."""
+        """Return the location of the archive."""
         use_server(self)
         return "s3://bucket/archive"
+
+    def test_damage(self) -> None:
+        """A damaged commit and a damaged file are repaired at once."""
+        file = self.files[0]
+        self.change(file.path, lambda content: content[:100])
+        table = DeltaTable(self.uri, storage_options=self.store.delta_options)
+        commits = reversed(table.history())
+        versions = [c["version"] for c in commits if c["operation"] == "WRITE"]
+        self.change(self.commit_name(versions[2]), None)
+        (repaired,) = self.repair()
+        self.assertEqual((repaired.commits, repaired.rows), (1, file.row_count + 30))
+        self.check_repaired()
