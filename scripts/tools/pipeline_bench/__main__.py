@@ -13,7 +13,11 @@ from collections.abc import Callable, Iterator, Mapping
 import attrs
 import click
 
-from scripts.tools.pipeline_bench.events import event_lines, measure_events
+from scripts.tools.pipeline_bench.events import (
+    event_lines,
+    measure_events,
+    measure_on_cluster,
+)
 from scripts.tools.pipeline_bench.jobs import MASTER, JobFigures, measure_jobs
 from scripts.tools.pipeline_bench.reading import DEBIAN_JAR, Reading, measure_reading
 from synapse_replication.pipeline.settings import PipelineSettings
@@ -51,6 +55,24 @@ _SMALL = 28_800
     help="Instead, run each job once with Spark's event log, and show what executors "
     "did.",
 )
+@click.option(
+    "--cluster",
+    is_flag=True,
+    help="Instead, compare each job on this machine, on a cluster of two workers, and "
+    "on the cluster while a worker is killed.",
+)
+@click.option(
+    "--only",
+    "names",
+    multiple=True,
+    help="With --events or --cluster: a job to run, in the order of the table.",
+)
+@click.option(
+    "--recording",
+    "recordings",
+    multiple=True,
+    help="With --events or --cluster: a recording to audit and report.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print figures as JSON.")
 def main(
     rows: int,
@@ -60,6 +82,9 @@ def main(
     reading: bool,
     jobs: bool,
     events: bool,
+    cluster: bool,
+    names: tuple[str, ...],
+    recordings: tuple[str, ...],
     as_json: bool,
 ) -> None:
     """Measure the pipeline on a database of five million rows.
@@ -88,8 +113,12 @@ def main(
         readings = {}
         figures = {}
         if events:
-            found = dict(measure_events(dsn, MASTER))
+            found = dict(measure_events(dsn, MASTER, recordings, jobs=names))
             click.echo("\n".join(event_lines(found)))
+            return
+        if cluster:
+            for line in measure_on_cluster(dsn, MASTER, recordings, names, report):
+                click.echo(line)
             return
         if reading and not small:
             readings = _measure_reading(dsn, rounds, report)

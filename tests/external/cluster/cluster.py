@@ -14,6 +14,9 @@ from synapse_replication.testing.private_process import free_port
 _MASTER = "org.apache.spark.deploy.master.Master"
 _WORKER = "org.apache.spark.deploy.worker.Worker"
 
+#: In the log of a worker.
+_REGISTERED = "Successfully registered with master"
+
 #: Timeout in s for the master to register a worker.
 START_TIMEOUT = 300.0
 
@@ -32,6 +35,7 @@ class StandaloneCluster:
         self._folder = folder
         self._workers = workers
         self._processes: list[subprocess.Popen[bytes]] = []
+        self._starts = 0
         self._port = free_port()
         self.url = f"spark://127.0.0.1:{self._port}"
 
@@ -42,15 +46,9 @@ class StandaloneCluster:
             _MASTER,
             *("--host", "127.0.0.1", "--port", str(self._port), "--webui-port", "0"),
         )
-        for number in range(1, self._workers + 1):
-            self._start(
-                f"worker{number}",
-                _WORKER,
-                *("--host", "127.0.0.1", "--cores", "1", "--memory", "1g"),
-                *("--webui-port", "0", self.url),
-            )
-        for number in range(1, self._workers + 1):
-            self._wait_for(f"worker{number}", "Successfully registered with master")
+        names = [self._start_worker() for _ in range(self._workers)]
+        for name in names:
+            self._wait_for(name, _REGISTERED)
 
     def stop(self) -> None:
         """Terminate all processes; executors end with their workers."""
@@ -70,6 +68,27 @@ class StandaloneCluster:
         executors = " ".join(path.read_text() for path in children).split()
         for pid in (worker.pid, *map(int, executors)):
             os.kill(pid, signal.SIGKILL)
+
+    def replace_worker(self, number: int) -> None:
+        """Start a worker instead of one that was killed, and wait until it registers.
+
+        :param number: the number of the killed worker; the new one has it, too.
+        """
+        self._processes.pop(number).wait()
+        name = self._start_worker()
+        self._processes.insert(number, self._processes.pop())
+        self._wait_for(name, _REGISTERED)
+
+    def _start_worker(self) -> str:
+        self._starts += 1
+        name = f"worker{self._starts}"
+        self._start(
+            name,
+            _WORKER,
+            *("--host", "127.0.0.1", "--cores", "1", "--memory", "1g"),
+            *("--webui-port", "0", self.url),
+        )
+        return name
 
     def _start(self, name: str, main_class: str, *arguments: str) -> None:
         folder = self._folder / name
