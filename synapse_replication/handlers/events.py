@@ -10,7 +10,7 @@ import enum
 from collections.abc import Mapping, MutableMapping
 from typing import TypeAlias
 
-from msgspec import Struct
+import attrs
 
 from synapse_replication.errors import ProtocolError, ReplicationError
 from synapse_replication.wire.close_reason import CloseReason
@@ -65,29 +65,34 @@ class Resync(enum.Enum):
     FAILED = "failed"  #: no source: an attempt failed
 
 
-class Event(Struct, frozen=True):
+@attrs.frozen
+class Event:
     """A momentary event."""
 
 
-class WriterEvent(Event, frozen=True):
+@attrs.frozen
+class WriterEvent(Event):
     """An event that concerns the rows of one writer of one stream."""
 
     stream_name: str
     instance_name: str
 
 
-class RangeEvent(WriterEvent, frozen=True):
+@attrs.frozen
+class RangeEvent(WriterEvent):
     """An event that concerns a writer's rows in ``(from_token, upto_token]``."""
 
     from_token: int
     upto_token: int
 
 
-class CatchUpEvent(RangeEvent, frozen=True):
+@attrs.frozen
+class CatchUpEvent(RangeEvent):
     """A catch-up, which fetches a writer's rows in ``(from_token, upto_token]``."""
 
 
-class ConnectionBuffers(Struct, frozen=True):
+@attrs.frozen
+class ConnectionBuffers:
     """Fill levels of one connection's buffers, read for a scrape or the status.
 
     :ivar connection: the connection's name.
@@ -104,7 +109,8 @@ class ConnectionBuffers(Struct, frozen=True):
     kernel_read_buffer: int
 
 
-class PeerHeartbeat(Event, frozen=True):
+@attrs.frozen
+class PeerHeartbeat(Event):
     """A peer's hello, heartbeat or goodbye.
 
     :ivar epoch: the peer's random id, chosen at each start.
@@ -129,7 +135,8 @@ class PeerHeartbeat(Event, frozen=True):
     answers: bool = False
 
 
-class PeerSilent(Event, frozen=True):
+@attrs.frozen
+class PeerSilent(Event):
     """A peer that is watched by another has fallen silent.
 
     :ivar seconds: for how long nothing has arrived from it.
@@ -140,14 +147,16 @@ class PeerSilent(Event, frozen=True):
     seconds: float
 
 
-class LineRefused(Event, frozen=True):
+@attrs.frozen
+class LineRefused(Event):
     """A line that was rejected because it is invalid or not allowed."""
 
     connection: str
     error: ProtocolError
 
 
-class RequestRefused(Event, frozen=True):
+@attrs.frozen
+class RequestRefused(Event):
     """An HTTP request or connection that was refused.
 
     A request is refused, for instance, for a wrong secret; a connection, because
@@ -160,7 +169,8 @@ class RequestRefused(Event, frozen=True):
     why: str
 
 
-class Discarded(WriterEvent, frozen=True):
+@attrs.frozen
+class Discarded(WriterEvent):
     """Rows, a position or a command that was not delivered.
 
     For a command, ``stream_name`` is the command's name. If the reason is
@@ -176,14 +186,16 @@ class Discarded(WriterEvent, frozen=True):
     lost_by: str = ""
 
 
-class ExtraFields(Event, frozen=True):
+@attrs.frozen
+class ExtraFields(Event):
     """``count`` rows with unknown additional fields, from a newer peer."""
 
     stream_name: str
     count: int
 
 
-class StreamConnected(Event, frozen=True):
+@attrs.frozen
+class StreamConnected(Event):
     """A writer became connected on a link.
 
     Its first POSITION, or a report or an epoch that preceded it, was handled.
@@ -194,14 +206,16 @@ class StreamConnected(Event, frozen=True):
     instance_name: str
 
 
-class PositionMovedBack(WriterEvent, frozen=True):
+@attrs.frozen
+class PositionMovedBack(WriterEvent):
     """This process's position moved back; each subclass says why."""
 
     from_token: int
     to_token: int
 
 
-class StreamReset(PositionMovedBack, frozen=True):
+@attrs.frozen
+class StreamReset(PositionMovedBack):
     """This process's position moved back below rows that were delivered.
 
     The writer, which holds its rows in memory, has (or may have) restarted, or the
@@ -211,7 +225,8 @@ class StreamReset(PositionMovedBack, frozen=True):
     """
 
 
-class PositionLowered(PositionMovedBack, frozen=True):
+@attrs.frozen
+class PositionLowered(PositionMovedBack):
     """This process's position moved back, but not below rows that were delivered.
 
     The writer had been announced at a position that, as it seems now, it had not
@@ -219,7 +234,8 @@ class PositionLowered(PositionMovedBack, frozen=True):
     """
 
 
-class PositionRefuted(WriterEvent, frozen=True):
+@attrs.frozen
+class PositionRefuted(WriterEvent):
     """The source refuted a token that a writer seemed to have reached.
 
     :ivar token: the token in a POSITION, a row or a report.
@@ -230,7 +246,8 @@ class PositionRefuted(WriterEvent, frozen=True):
     last_token: int
 
 
-class DatabaseSetBack(WriterEvent, frozen=True):
+@attrs.frozen
+class DatabaseSetBack(WriterEvent):
     """The database was set back below this process's position.
 
     :ivar stored: the writer's position in the database.
@@ -241,7 +258,8 @@ class DatabaseSetBack(WriterEvent, frozen=True):
     position: int
 
 
-class AheadOfWriter(WriterEvent, frozen=True):
+@attrs.frozen
+class AheadOfWriter(WriterEvent):
     """This process's position exceeds the writer's reported position.
 
     The writer's next rows would be discarded, up to this process's position.
@@ -251,7 +269,8 @@ class AheadOfWriter(WriterEvent, frozen=True):
     announced: int
 
 
-class CatchUpPage(Event, frozen=True):
+@attrs.frozen
+class CatchUpPage(Event):
     """A page of a catch-up was delivered."""
 
     catch_up: CatchUpEvent
@@ -259,7 +278,8 @@ class CatchUpPage(Event, frozen=True):
     upto_token: int
 
 
-class CatchUpStepEnded(Event, frozen=True):
+@attrs.frozen
+class CatchUpStepEnded(Event):
     """A step of a catch-up ended or failed.
 
     :ivar seconds: its duration.
@@ -269,7 +289,8 @@ class CatchUpStepEnded(Event, frozen=True):
     seconds: float
 
 
-class CatchUpFailed(Event, frozen=True):
+@attrs.frozen
+class CatchUpFailed(Event):
     """The ``attempt``-th failure of a catch-up since its last progress.
 
     :ivar retry_in: the delay before the next attempt, in s.
@@ -281,23 +302,27 @@ class CatchUpFailed(Event, frozen=True):
     retry_in: float
 
 
-class RemovedWriterFound(RangeEvent, frozen=True):
+@attrs.frozen
+class RemovedWriterFound(RangeEvent):
     """A removed writer must be drained up to ``upto_token``."""
 
 
-class RemovedWriterDrained(WriterEvent, frozen=True):
+@attrs.frozen
+class RemovedWriterDrained(WriterEvent):
     """A removed writer's rows up to ``token`` were delivered."""
 
     token: int
 
 
-class Resynced(WriterEvent, frozen=True):
+@attrs.frozen
+class Resynced(WriterEvent):
     """A catch-up that fetched pages ended, or an attempt failed; see ``kind``."""
 
     kind: Resync
 
 
-class BacklogRequested(WriterEvent, frozen=True):
+@attrs.frozen
+class BacklogRequested(WriterEvent):
     """Rows were requested from a writer's backlog.
 
     :ivar error: the failure of the request; ``None`` if rows were returned.
@@ -306,7 +331,8 @@ class BacklogRequested(WriterEvent, frozen=True):
     error: ReplicationError | None
 
 
-class RowsRequest(Struct, frozen=True):
+@attrs.frozen
+class RowsRequest:
     """A request for a writer's rows.
 
     An observer may add ``headers``. At the writer, they are part of
@@ -318,7 +344,8 @@ class RowsRequest(Struct, frozen=True):
     headers: MutableMapping[str, str]
 
 
-class RowsServed(Struct, frozen=True):
+@attrs.frozen
+class RowsServed:
     """A reader's request for rows.
 
     :ivar headers: the request's headers, by name in lower case.
@@ -328,27 +355,31 @@ class RowsServed(Struct, frozen=True):
     headers: Mapping[str, str]
 
 
-class GapFound(RangeEvent, frozen=True):
+@attrs.frozen
+class GapFound(RangeEvent):
     """Rows did not arrive although the writer reported their tokens.
 
     The rows are fetched.
     """
 
 
-class UnannouncedFound(RangeEvent, frozen=True):
+@attrs.frozen
+class UnannouncedFound(RangeEvent):
     """A writer persisted a position that it did not announce.
 
     The rows are fetched.
     """
 
 
-class RowsUnannounced(WriterEvent, frozen=True):
+@attrs.frozen
+class RowsUnannounced(WriterEvent):
     """Committed rows that their writer did not announce."""
 
     tokens: tuple[int, ...]
 
 
-class LateRows(WriterEvent, frozen=True):
+@attrs.frozen
+class LateRows(WriterEvent):
     """Rows were delivered after rows with greater tokens.
 
     :class:`RowsUnannounced` has reported their tokens.
@@ -357,13 +388,15 @@ class LateRows(WriterEvent, frozen=True):
     tokens: tuple[int, ...]
 
 
-class EpochChanged(Event, frozen=True):
+@attrs.frozen
+class EpochChanged(Event):
     """A new current epoch of an instance, usually because it restarted."""
 
     instance_name: str
 
 
-class DuplicateInstance(Event, frozen=True):
+@attrs.frozen
+class DuplicateInstance(Event):
     """Two processes seem to have the same instance name.
 
     :ivar places: their locations, as text for display; empty if unknown.
@@ -373,21 +406,24 @@ class DuplicateInstance(Event, frozen=True):
     places: str
 
 
-class UnknownFields(Event, frozen=True):
+@attrs.frozen
+class UnknownFields(Event):
     """Unknown fields in an extension message, from a newer peer."""
 
     connection: str
     count: int
 
 
-class RowsSent(Event, frozen=True):
+@attrs.frozen
+class RowsSent(Event):
     """``count`` rows that the streamer sends, even if there is no link."""
 
     stream_name: str
     count: int
 
 
-class SendingFailed(Event, frozen=True):
+@attrs.frozen
+class SendingFailed(Event):
     """A failure to fetch or send this instance's rows.
 
     Fetching is retried. If sending fails, a POSITION replaces the rows.
@@ -397,7 +433,8 @@ class SendingFailed(Event, frozen=True):
     error: BaseException
 
 
-class CommandsDropped(Event, frozen=True):
+@attrs.frozen
+class CommandsDropped(Event):
     """``count`` commands of one name that will never be sent."""
 
     command: str
@@ -405,7 +442,8 @@ class CommandsDropped(Event, frozen=True):
     count: int
 
 
-class PositionWrite(Struct, frozen=True):
+@attrs.frozen
+class PositionWrite:
     """A write of a position to the database."""
 
     stream_name: str
@@ -413,19 +451,22 @@ class PositionWrite(Struct, frozen=True):
     token: int
 
 
-class PositionPersistBegun(WriterEvent, frozen=True):
+@attrs.frozen
+class PositionPersistBegun(WriterEvent):
     """The database was asked to persist the position of this process as a writer."""
 
     token: int
 
 
-class PositionPersisted(WriterEvent, frozen=True):
+@attrs.frozen
+class PositionPersisted(WriterEvent):
     """The database has persisted the position of this process as a writer."""
 
     token: int
 
 
-class PositionPersistFailed(WriterEvent, frozen=True):
+@attrs.frozen
+class PositionPersistFailed(WriterEvent):
     """A failure to persist the position of this process. The write is retried.
 
     An :class:`OperationFailed` is also reported.
@@ -435,7 +476,8 @@ class PositionPersistFailed(WriterEvent, frozen=True):
     error: BaseException
 
 
-class LinkUp(Event, frozen=True):
+@attrs.frozen
+class LinkUp(Event):
     """A link is up; see ``ConnectionHandler.new_connection``.
 
     :ivar address: the peer's address if it connected to this process; otherwise empty.
@@ -445,7 +487,8 @@ class LinkUp(Event, frozen=True):
     address: str = ""
 
 
-class PeerNamed(Event, frozen=True):
+@attrs.frozen
+class PeerNamed(Event):
     """The first message of the extension on a direct link states the peer's name.
 
     A client states its name before its link is up; a server otherwise never does.
@@ -455,7 +498,8 @@ class PeerNamed(Event, frozen=True):
     instance_name: str
 
 
-class LinkDown(Event, frozen=True):
+@attrs.frozen
+class LinkDown(Event):
     """A link went down; ``why`` is text for display.
 
     :ivar address: as in :class:`LinkUp`.
@@ -467,7 +511,8 @@ class LinkDown(Event, frozen=True):
     address: str = ""
 
 
-class ConnectFailed(Event, frozen=True):
+@attrs.frozen
+class ConnectFailed(Event):
     """A failed attempt to connect, or that a lost link is retried.
 
     :ivar why: why it failed; empty if an established link was lost.
@@ -479,27 +524,31 @@ class ConnectFailed(Event, frozen=True):
     retry_in: float
 
 
-class LinksChanged(Event, frozen=True):
+@attrs.frozen
+class LinksChanged(Event):
     """The number of links of this process."""
 
     count: int
 
 
-class FeatureUnavailable(Event, frozen=True):
+@attrs.frozen
+class FeatureUnavailable(Event):
     """An optional feature is not used, because a server rejects it."""
 
     feature: str
     why: str
 
 
-class ExternalCacheSet(Event, frozen=True):
+@attrs.frozen
+class ExternalCacheSet(Event):
     """A write to the external cache, and its duration in s."""
 
     cache_name: str
     seconds: float
 
 
-class ExternalCacheGet(Event, frozen=True):
+@attrs.frozen
+class ExternalCacheGet(Event):
     """A read of the external cache, and its duration in s."""
 
     cache_name: str
@@ -507,13 +556,15 @@ class ExternalCacheGet(Event, frozen=True):
     seconds: float
 
 
-class BackgroundTask(Struct, frozen=True):
+@attrs.frozen
+class BackgroundTask:
     """A background task."""
 
     description: str
 
 
-class OperationFailed(Event, frozen=True):
+@attrs.frozen
+class OperationFailed(Event):
     """An error that cannot be raised to any caller.
 
     :ivar what: the activity that failed, for instance ``serving rows over HTTP``.

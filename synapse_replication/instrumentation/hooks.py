@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable
 from typing import Any, TypeAlias, TypeVar
 
+import attrs
 from twisted.internet.defer import maybeDeferred
 from twisted.python.failure import Failure
 from typing_extensions import override
@@ -42,24 +43,28 @@ MAX_INSTANCES = 1000
 STATUS_CHECK_INTERVAL = 1.0
 
 
-class PeerOnline(events.Event, frozen=True):
+@attrs.frozen
+class PeerOnline(events.Event):
     """Another instance appeared or returned; ``where`` is text for display."""
 
     instance_name: str
     where: str
 
 
-class PeerOffline(events.Event, frozen=True):
+@attrs.frozen
+class PeerOffline(events.Event):
     """Another instance sent a goodbye, or its heartbeats stopped."""
 
     instance_name: str
 
 
-class CaughtUp(events.WriterEvent, frozen=True):
+@attrs.frozen
+class CaughtUp(events.WriterEvent):
     """A writer has become live: none of its announced rows is missing here."""
 
 
-class CatchUpProgress(events.WriterEvent, frozen=True):
+@attrs.frozen
+class CatchUpProgress(events.WriterEvent):
     """A catch-up began or resumed at ``from_token``, or has delivered a page.
 
     Rows up to ``position`` were delivered; the catch-up continues to ``upto_token``.
@@ -70,20 +75,23 @@ class CatchUpProgress(events.WriterEvent, frozen=True):
     upto_token: int
 
 
-class Stalled(events.WriterEvent, frozen=True):
+@attrs.frozen
+class Stalled(events.WriterEvent):
     """A writer has stalled; ``detail`` is text for display."""
 
     reason: StallReason
     detail: str
 
 
-class WriterRoleChanged(events.WriterEvent, frozen=True):
+@attrs.frozen
+class WriterRoleChanged(events.WriterEvent):
     """A known instance started or stopped writing a stream."""
 
     is_writer: bool
 
 
-class ConfigurationReloaded(events.Event, frozen=True):
+@attrs.frozen
+class ConfigurationReloaded(events.Event):
     """The configuration was reloaded, or the reload failed.
 
     :ivar problem: why the old configuration stays in use, as text for display; empty if
@@ -95,7 +103,8 @@ class ConfigurationReloaded(events.Event, frozen=True):
     needs_restart: tuple[str, ...]
 
 
-class ModuleLoaded(events.Event, frozen=True):
+@attrs.frozen
+class ModuleLoaded(events.Event):
     """A function that the configuration names in ``modules`` has returned.
 
     :ivar name: the dotted name of the function. Inside a homeserver, it is one of those
@@ -105,7 +114,8 @@ class ModuleLoaded(events.Event, frozen=True):
     name: str
 
 
-class ModuleUnloaded(events.Event, frozen=True):
+@attrs.frozen
+class ModuleUnloaded(events.Event):
     """A loaded module is not used any more: its service and all links have stopped.
 
     Modules are unloaded in the reverse order of their loading.
@@ -114,7 +124,8 @@ class ModuleUnloaded(events.Event, frozen=True):
     name: str
 
 
-class Stopping(events.Event, frozen=True):
+@attrs.frozen
+class Stopping(events.Event):
     """The process begins to stop: its links are still up, and rows can be written."""
 
 

@@ -16,7 +16,7 @@ import contextlib
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 
-from msgspec.structs import asdict
+from attrs import asdict
 from opentelemetry.context import Context
 from opentelemetry.trace import SpanKind, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from msgspec.structs import replace
+from attrs import evolve
 from twisted.internet.task import Clock
 
 from synapse_replication.handlers.events import (
@@ -64,7 +64,7 @@ def make_large_deployment(clock: Clock) -> StatusObserver:
         clock.advance(5)
         known.announce("events", "stream_writer7", 160_000 + 400 * (step % 7))
         observer.sample()
-    observer.observe(replace(heartbeats["stream_writer33"], is_leaving=True))
+    observer.observe(evolve(heartbeats["stream_writer33"], is_leaving=True))
     clock.advance(20)
     for name in ("generic_worker150", "generic_worker151"):
         observer.observe(PeerSilent(name, heartbeats[name].epoch, 20))

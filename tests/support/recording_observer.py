@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-from msgspec.structs import astuple
+from attrs import astuple
 from typing_extensions import override
 
 from synapse_replication.errors import ProtocolError

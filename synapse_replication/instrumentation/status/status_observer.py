@@ -29,6 +29,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import TypeAlias
 
+import attrs
 from msgspec.structs import replace
 from typing_extensions import override
 
@@ -428,7 +429,7 @@ class StatusObserver(ReplicationObserver):
         peer = self._peers.get(event.instance_name)
         if peer is not None and peer.heartbeat.epoch == event.epoch:
             # Its watchers heard it at the usual interval until then.
-            heartbeat = replace(peer.heartbeat, every=USUAL_INTERVAL)
+            heartbeat = attrs.evolve(peer.heartbeat, every=USUAL_INTERVAL)
             seen = max(peer.seen, self._monotonic() - event.seconds)
             self._peers[event.instance_name] = records.PeerRecord(heartbeat, seen)
 

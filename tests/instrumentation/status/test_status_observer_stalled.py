@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from msgspec.structs import replace
+from attrs import evolve
 
 from synapse_replication.errors import CatchUpError, DatabaseBehindError
 from synapse_replication.handlers.events import (
@@ -96,7 +96,7 @@ class StalledTests(StatusObserverTestCase):
     def test_watched_writer_fell_silent(self) -> None:
         """A watcher says that a writer is silent whose heartbeats are rare."""
         self.go_live()
-        rare = replace(heartbeat_of(), every=400)
+        rare = evolve(heartbeat_of(), every=400)
         self.observer.observe(rare)
         self.clock.advance(100)
         self.observer.observe(PeerSilent("w1", "an earlier epoch", 15))
@@ -112,7 +112,7 @@ class StalledTests(StatusObserverTestCase):
     def test_rare_heartbeats_after_a_pause(self) -> None:
         """After a pause of this process, no writer has been asked to answer."""
         self.go_live()
-        self.observer.observe(replace(heartbeat_of(), every=400, answers=True))
+        self.observer.observe(evolve(heartbeat_of(), every=400, answers=True))
         self.observer.sample()
         self.clock.advance(30)
         self.observer.sample()
@@ -123,7 +123,7 @@ class StalledTests(StatusObserverTestCase):
         """A writer is not expected to answer before this process can publish."""
         self.observer.observe(LinkUp("redis_out"))
         self.go_live()
-        self.observer.observe(replace(heartbeat_of(), every=400, answers=True))
+        self.observer.observe(evolve(heartbeat_of(), every=400, answers=True))
         self.clock.advance(1)
         self.observer.observe(LinkDown("redis_out", CloseReason.LOST, "gone"))
         self.known.link_lost()
@@ -141,7 +141,7 @@ class StalledTests(StatusObserverTestCase):
     def test_writer_without_answer(self) -> None:
         """A writer that does not answer after this process reconnected is gone."""
         self.go_live()
-        self.observer.observe(replace(heartbeat_of(), every=400, answers=True))
+        self.observer.observe(evolve(heartbeat_of(), every=400, answers=True))
         self.known.link_lost()
         self.clock.advance(1)
         self.known.link_up()
@@ -226,13 +226,13 @@ class StalledTests(StatusObserverTestCase):
         """If watchers report two instances, the link is not suspect: others speak."""
         self.go_live()
         for name in ("w1", "r1", "r2", "r3"):
-            self.observer.observe(replace(heartbeat_of(name), every=400))
+            self.observer.observe(evolve(heartbeat_of(name), every=400))
         self.clock.advance(20)
         for name in ("r1", "r2"):
             self.observer.observe(PeerSilent(name, "abc", 15))
         for _ in range(4):
             self.clock.advance(10)
-            self.observer.observe(replace(heartbeat_of("r3"), every=400))
+            self.observer.observe(evolve(heartbeat_of("r3"), every=400))
             self.assertIsNone(self.stalled()[0])
             self.assertEqual(
                 [peer.instance_name for peer in self.snapshot().peers if peer.is_gone],
