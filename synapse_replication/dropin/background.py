@@ -20,7 +20,7 @@ from twisted.internet.defer import Deferred
 
 from synapse_replication.dropin.host_code import make_yieldable
 
-_Function = Callable[[], Awaitable[Any]]
+_Function = Callable[[], Awaitable[object]]
 
 
 @attrs.define(eq=False)
@@ -51,9 +51,7 @@ class BackgroundProcessPool:
         function. The host logs an exception that ends the background process.
     """
 
-    def __init__(
-        self, start_process: Callable[[str, _Function], Deferred[Any]]
-    ) -> None:
+    def __init__(self, start_process: Callable[[str, _Function], object]) -> None:
         self._start_process = start_process
         self._log_context_module = importlib.import_module("synapse.logging.context")
         #: The log context of each kind of work, by description.

@@ -75,14 +75,13 @@ def _make_resource(hs: Homeserver) -> ReplicationResource | None:
     if not isinstance(handler, ReplicationCommandHandler):
         # The host's own handler has no backlog and no status.
         return None
-    ours: Any = handler
     return ReplicationResource(
-        ours.host.streams,
+        handler.host.streams,
         hs.get_instance_name(),
         hs.config.worker.worker_replication_secret,
         observer_of(hs),
-        epoch=ours.host.identity.instance_id,
-        backlog=ours.backlog,
+        epoch=handler.host.identity.instance_id,
+        backlog=getattr(handler, "backlog", None),
         status=observers_of(hs).encode_status,
     )
 
@@ -167,7 +166,9 @@ def _make_client(hs: Homeserver) -> HttpCatchUpClient:
     )
 
 
-def instance_locations(instance_map: Mapping[str, Any]) -> dict[str, InstanceLocation]:
+def instance_locations(
+    instance_map: Mapping[str, object],
+) -> dict[str, InstanceLocation]:
     """Return the addresses in a host's ``instance_map``, by instance name."""
     return {
         name: convert(location, InstanceLocation, from_attributes=True)

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from twisted.internet.defer import Deferred, DeferredList
+from txredisapi import RedisFactory
 
 from synapse_replication.app.stop_steps import StopSteps
 from synapse_replication.app.wiring import StoredStreams, Wiring
@@ -77,7 +78,7 @@ class DropInCommandHandler(ReplicationCommandHandler):
         )
         self._wiring.connect(self)
         self._is_stopping = False
-        self._foreign: dict[Any, ForeignConnection] = {}
+        self._foreign: dict[object, ForeignConnection] = {}
         hs.get_notifier().add_lock_released_callback(self.on_lock_released)
         combine_notifications(hs)
 
@@ -158,7 +159,7 @@ class DropInCommandHandler(ReplicationCommandHandler):
             observers_of(self.hs).stopping()
         return is_new
 
-    def _stop_without_waiting(self, trigger: Any) -> None:
+    def _stop_without_waiting(self, trigger: object) -> None:
         """Flush and close the connections to Redis, without waiting."""
         if self._begin_stop():
             self.hs.get_reactor().removeSystemEventTrigger(trigger)
@@ -251,7 +252,9 @@ class DropInCommandHandler(ReplicationCommandHandler):
         return super().is_stream_connected(self._foreign.get(conn, conn), stream_name)
 
 
-def _close_all(factories: Sequence[Any]) -> Deferred[Any]:
+def _close_all(
+    factories: Sequence[RedisFactory],
+) -> Deferred[list[tuple[bool, object]]]:
     """Close the connections of factories; return a Deferred that waits for that."""
     closed = []
     for factory in factories:

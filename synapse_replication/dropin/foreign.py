@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
 
 import attrs
 
-from synapse_replication.dropin.homeserver import Homeserver
+from synapse_replication.dropin.homeserver import (
+    CommandConnection,
+    CommandHandler,
+    Homeserver,
+)
 from synapse_replication.dropin.host_code import host_attribute
 from synapse_replication.dropin.observer import observer_of
 from synapse_replication.handlers.command_handler import ReplicationCommandHandler
@@ -35,7 +38,7 @@ class ForeignConnection:
     relays = False
     is_behind = False
 
-    def __init__(self, original: Any) -> None:
+    def __init__(self, original: CommandConnection) -> None:
         self.name = type(original).__name__
         self._original = original
 
@@ -61,8 +64,8 @@ class ForeignHandler:
     :param observer: receives the failures of the handler.
     """
 
-    _original: Any
-    _group_awaitable: Callable[..., Awaitable[Any]]
+    _original: CommandHandler
+    _group_awaitable: Callable[[str, Callable[[], Awaitable[object]]], object]
     _observer: ReplicationObserver
 
     def new_connection(self, connection: ReplicationConnection) -> None:
@@ -133,7 +136,7 @@ class ForeignHandler:
             self._group_awaitable(f"replication-{name}", lambda: waiting)
 
 
-def as_connection_handler(hs: Homeserver, handler: Any) -> ConnectionHandler:
+def as_connection_handler(hs: Homeserver, handler: CommandHandler) -> ConnectionHandler:
     """Return a handler for this package's connections, with an adapter if needed."""
     if isinstance(handler, ReplicationCommandHandler):
         return handler

@@ -1,16 +1,63 @@
 """The part of a homeserver that this package uses, as protocols.
 
 The homeserver's own classes are not imported for types, because its packages might not
-be installed, and its versions differ. What is replaced, or differs between versions,
-remains untyped here.
+be installed, and its versions differ. What is passed on without being used is an
+``object``. ``Any`` is what no protocol can describe; docs/contributing.rst lists it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import (
+    IDelayedCall,
+    IReactorCore,
+    IReactorFromThreads,
+    IReactorSSL,
+    IReactorTCP,
+    IReactorTime,
+    IReactorUNIX,
+)
+
+if TYPE_CHECKING:
+    from psycopg2.extensions import connection
+    from txredisapi import RedisFactory
+
+    from synapse_replication.handlers.sending.streamer import ReplicationStreamer
 
 T = TypeVar("T")
+
+
+class IHomeserverReactor(
+    IReactorCore,
+    IReactorFromThreads,
+    IReactorSSL,
+    IReactorTCP,
+    IReactorTime,
+    IReactorUNIX,
+):
+    """The interfaces of a homeserver's reactor; simulated in tests."""
+
+
+class HomeserverClock(Protocol):
+    """The clock of a homeserver. The type of its durations depends on the version."""
+
+    def time_msec(self) -> int:
+        """Return wall-clock time in ms since 1970."""
+
+    # Durations are objects: numbers in older versions.
+    def call_later(
+        self, delay: Any, callback: Callable[..., object], *args: object
+    ) -> IDelayedCall:
+        """Call a function after a duration."""
+
+    def cancel_call_later(self, timer: IDelayedCall) -> None:
+        """Cancel a call."""
+
+    def sleep(self, duration: Any) -> Awaitable[None]:
+        """Wait for a duration."""
 
 
 class RedisSettings(Protocol):
@@ -24,20 +71,44 @@ class RedisSettings(Protocol):
     redis_use_tls: bool
 
 
+class WriterSettings(Protocol):
+    """The writers of each stream: further attributes, by the name of the setting."""
+
+    presence: Sequence[str]
+
+
+class ListenerResource(Protocol):
+    """What a listener serves."""
+
+    names: Sequence[str]
+
+
+class HttpOptions(Protocol):
+    """The options of an HTTP listener."""
+
+    resources: Sequence[ListenerResource]
+
+
+class ListenerSettings(Protocol):
+    """A listener; ``http_options`` is ``None`` if it does not speak HTTP."""
+
+    http_options: HttpOptions | None
+
+
 class WorkerSettings(Protocol):
     """The configuration of the processes.
 
     :ivar instance_map: the addresses of instances, by name.
     :ivar worker_listeners: the listeners of a worker.
-    :ivar writers: the writers of each stream, as attributes.
+    :ivar writers: the writers of each stream.
     :ivar run_background_tasks: whether this process runs background tasks.
     :ivar send_federation: whether this process sends to other servers.
     """
 
-    instance_map: Mapping[str, Any]
-    worker_listeners: Sequence[Any]
+    instance_map: Mapping[str, object]
+    worker_listeners: Sequence[ListenerSettings]
     worker_replication_secret: str | None
-    writers: Any
+    writers: WriterSettings
     run_background_tasks: bool
     send_federation: bool
 
@@ -45,7 +116,7 @@ class WorkerSettings(Protocol):
 class ServerSettings(Protocol):
     """The configuration of the server; ``listeners`` are those of the main process."""
 
-    listeners: Sequence[Any]
+    listeners: Sequence[ListenerSettings]
 
 
 class Configuration(Protocol):
@@ -64,22 +135,188 @@ class Configuration(Protocol):
         """The configuration of the server."""
 
 
+class DatabaseConnection(Protocol):
+    """A connection to the database, for the constructors of a homeserver's parts."""
+
+    @property
+    def conn(self) -> connection:
+        """The connection of the driver; of psycopg2 only if it is to PostgreSQL."""
+
+    # Cursors of PostgreSQL and of SQLite have little in common.
+    def cursor(self, *, txn_name: str) -> Any:
+        """Return a cursor, which logs its statements with a name."""
+
+    def commit(self) -> None:
+        """Commit the transaction."""
+
+    def rollback(self) -> None:
+        """Roll the transaction back."""
+
+
 class DatabasePool(Protocol):
-    """The connection pool of a homeserver.
+    """The connection pool of a homeserver."""
 
-    :ivar engine: the kind of database.
-    """
+    @property
+    def engine(self) -> object:
+        """The kind of database."""
 
-    engine: Any
+    @property
+    def hs(self) -> Homeserver:
+        """The homeserver."""
 
     def runInteraction(
         self,
         desc: str,
         func: Callable[..., T],
-        *args: Any,
+        *args: object,
         db_autocommit: bool = False,
     ) -> Awaitable[T]:
         """Run a function in a transaction."""
+
+
+class MainStore(Protocol):
+    """The database with the replicated tables, and its caches as attributes."""
+
+    @property
+    def db_pool(self) -> DatabasePool:
+        """The pool of its connections."""
+
+    def insert_client_ip(
+        self,
+        user_id: str,
+        access_token: str,
+        ip: str,
+        user_agent: str,
+        device_id: str | None,
+        now: int,
+    ) -> Awaitable[None]:
+        """Store that a client was seen."""
+
+    def invalidate_cache_and_stream(
+        self, cache_name: str, keys: tuple[object, ...]
+    ) -> Awaitable[None]:
+        """Invalidate an entry of a cache in all processes."""
+
+
+class Datastores(Protocol):
+    """The databases of a homeserver."""
+
+    @property
+    def main(self) -> MainStore:
+        """The database with the replicated tables."""
+
+
+class HomeserverStream(Protocol):
+    """A stream of a homeserver, with its ``NAME`` on the wire."""
+
+    NAME: str
+
+    # Rows are values of JSON on the wire, and objects of the stream's own class.
+    def parse_row(self, row: Any) -> Any:
+        """Return the row of a JSON value."""
+
+    def current_token(self, instance_name: str) -> int:
+        """Return the token up to which this process has a writer's rows."""
+
+    def minimal_local_current_token(self) -> int:
+        """Return the position that this process may announce."""
+
+    def get_updates_since(
+        self, instance_name: str, from_token: int, upto_token: int
+    ) -> Awaitable[tuple[Sequence[tuple[int, Any]], int, bool]]:
+        """Return a page: rows with their tokens, its end, whether there are more."""
+
+
+class HomeserverDataHandler(Protocol):
+    """The part of a homeserver that receives rows."""
+
+    def on_rdata(
+        self, stream_name: str, instance_name: str, token: int, rows: list[Any]
+    ) -> Awaitable[None]:
+        """Receive the rows of one token."""
+
+    def on_position(
+        self, stream_name: str, instance_name: str, token: int
+    ) -> Awaitable[None]:
+        """Receive the position of a writer."""
+
+
+class FederationSender(Protocol):
+    """The part of a homeserver that sends to other servers, or a proxy of it."""
+
+    def federation_ack(self, instance_name: str | None, token: int) -> None:
+        """Discard what was sent up to ``token``; older senders state no name."""
+
+
+class PusherPool(Protocol):
+    """The part of a homeserver that sends pushes."""
+
+    def remove_pusher(self, app_id: str, pushkey: str, user_id: str) -> Awaitable[None]:
+        """Remove a pusher."""
+
+
+class ServerNoticesSender(Protocol):
+    """The part of a homeserver that sends notices to users."""
+
+    def on_user_ip(self, user_id: str) -> Awaitable[None]:
+        """Send the pending notices of a user."""
+
+
+class TaskScheduler(Protocol):
+    """The part of a homeserver that runs tasks; older ones cannot cancel tasks."""
+
+    def on_new_task(self, task_id: str) -> None:
+        """Run a task."""
+
+
+class ContextFactory(Protocol):
+    """The TLS policy of a homeserver's requests."""
+
+    def creatorForNetloc(self, hostname: bytes, port: int) -> object:
+        """Return what creates TLS connections to a host."""
+
+
+class ReplicationNotifier(Protocol):
+    """The notifier of the streamer."""
+
+    def notify_replication(self) -> None:
+        """Report that a stream may have advanced."""
+
+
+class CommandHandler(Protocol):
+    """A command handler, of this package or of the homeserver.
+
+    That of the homeserver has a method ``on_<COMMAND>(connection, command)`` for each
+    command.
+    """
+
+    def new_connection(self, connection: Any) -> None:
+        """Add a connection."""
+
+    def lost_connection(self, connection: Any) -> None:
+        """Remove a connection."""
+
+    def send_positions_to_connection(self) -> None:
+        """Announce the positions of the streams that this process writes."""
+
+
+class CommandConnection(Protocol):
+    """A connection of this package or of the homeserver."""
+
+    def send_command(self, cmd: Any) -> None:
+        """Send a command."""
+
+
+class RedisHandler(Protocol):
+    """A connection to Redis for publishing, of this package or of the homeserver."""
+
+    # txredisapi has no public attribute for the factory.
+    @property
+    def _factory(self) -> RedisFactory:
+        """The factory."""
+
+    def publish(self, channel: str, message: str) -> object:
+        """Publish a message."""
 
 
 class HomeserverNotifier(Protocol):
@@ -139,13 +376,13 @@ class Homeserver(Protocol):
     def get_instance_id(self) -> str:
         """Return the random id of this start."""
 
-    def get_reactor(self) -> Any:
-        """Return the reactor, which has many interfaces; simulated in tests."""
+    def get_reactor(self) -> IHomeserverReactor:
+        """Return the reactor."""
 
-    def get_clock(self) -> Any:
-        """Return the clock, whose type of times depends on the version."""
+    def get_clock(self) -> HomeserverClock:
+        """Return the clock."""
 
-    def get_datastores(self) -> Any:
+    def get_datastores(self) -> Datastores:
         """Return the databases; ``main`` is the one with the replicated tables."""
 
     def get_notifier(self) -> HomeserverNotifier:
@@ -154,41 +391,41 @@ class Homeserver(Protocol):
     def get_presence_handler(self) -> PresenceHandler:
         """Return the part that tracks who is present."""
 
-    def get_federation_sender(self) -> Any:
+    def get_federation_sender(self) -> FederationSender:
         """Return the part that sends to other servers, or a proxy of it."""
 
-    def get_pusherpool(self) -> Any:
+    def get_pusherpool(self) -> PusherPool:
         """Return the part that sends pushes."""
 
-    def get_server_notices_sender(self) -> Any:
+    def get_server_notices_sender(self) -> ServerNoticesSender:
         """Return the part that sends notices to users."""
 
-    def get_task_scheduler(self) -> Any:
+    def get_task_scheduler(self) -> TaskScheduler:
         """Return the part that runs tasks; older ones cannot cancel tasks."""
 
-    def get_replication_data_handler(self) -> Any:
+    def get_replication_data_handler(self) -> HomeserverDataHandler:
         """Return the part that receives rows."""
 
-    def get_http_client_context_factory(self) -> Any:
+    def get_http_client_context_factory(self) -> ContextFactory:
         """Return the TLS policy of requests."""
 
     # These are replaced, or may be.
 
-    def get_replication_command_handler(self) -> Any:
+    def get_replication_command_handler(self) -> CommandHandler:
         """Return the command handler."""
 
-    def get_replication_streamer(self) -> Any:
+    def get_replication_streamer(self) -> ReplicationStreamer:
         """Return the streamer."""
 
-    def get_replication_notifier(self) -> Any:
+    def get_replication_notifier(self) -> ReplicationNotifier:
         """Return the notifier that starts the streamer."""
 
-    def get_outbound_redis_connection(self) -> Any:
+    def get_outbound_redis_connection(self) -> RedisHandler:
         """Return the connection to Redis for publishing."""
 
     def run_as_background_process(
-        self, desc: Any, func: Callable[..., Awaitable[T]], *args: Any, **kwargs: Any
-    ) -> Any:
+        self, desc: str, func: Callable[[], Awaitable[T]]
+    ) -> Deferred[T | None]:
         """Start a background process of the homeserver."""
 
     def register_sync_shutdown_handler(

@@ -35,6 +35,11 @@ from twisted.internet.defer import Deferred, DeferredList, succeed
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
+from synapse_replication.dropin.homeserver import (
+    DatabaseConnection,
+    DatabasePool,
+    IHomeserverReactor,
+)
 from synapse_replication.errors import NameLostError
 from synapse_replication.storage import name_lock
 from synapse_replication.storage.admission import Admission
@@ -101,7 +106,9 @@ class HostConnections:
     :ivar admission: the name that this process has acquired, if any.
     """
 
-    def __init__(self, pool: Any, database: HostDatabase, reactor: Any) -> None:
+    def __init__(
+        self, pool: Any, database: HostDatabase, reactor: IHomeserverReactor
+    ) -> None:
         self.admission: Admission | None = None
         self._reactor = reactor
         self._open_by_host: Callable[[Any], object] | None = pool.openfun
@@ -233,7 +240,7 @@ class HostDatabase:
     :ivar connections: those of the pool, if this package opens them.
     """
 
-    def __init__(self, db: Any, server_name: str) -> None:
+    def __init__(self, db: DatabasePool, server_name: str) -> None:
         self._db = db
         self._context = importlib.import_module("synapse.logging.context")
         #: The log context of all transactions. A caller's log context cannot be used,
@@ -336,7 +343,7 @@ def _follow(ended: Deferred[None]) -> Deferred[None]:
     return follower
 
 
-def end_predecessors(db_conn: Any, instance_name: str) -> None:
+def end_predecessors(db_conn: DatabaseConnection, instance_name: str) -> None:
     """End the sessions that have joined a name, of which another process has the term.
 
     Sessions that are idle are ended immediately, others after
@@ -365,7 +372,7 @@ def end_predecessors(db_conn: Any, instance_name: str) -> None:
         time.sleep(POLL_SECONDS)
 
 
-def _stop_process(reactor: Any, lost: NameLostError) -> None:
+def _stop_process(reactor: IHomeserverReactor, lost: NameLostError) -> None:
     """Stop the host, and let it exit with status 1."""
     if not _stopping:
         _stopping.append(lost)

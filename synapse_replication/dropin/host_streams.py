@@ -21,7 +21,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 from weakref import WeakValueDictionary
 
-from synapse_replication.dropin.homeserver import Homeserver, WorkerSettings
+from synapse_replication.dropin.homeserver import (
+    Homeserver,
+    HomeserverStream,
+    WorkerSettings,
+)
 from synapse_replication.dropin.settings import own_settings
 from synapse_replication.errors import RowDecodeError
 from synapse_replication.storage.id_generators import MultiWriterIdGenerator
@@ -109,7 +113,7 @@ class HostStream:
 
     def __init__(
         self,
-        stream: Any,
+        stream: HomeserverStream,
         instance_name: str,
         writers: Iterable[str] = (),
         *,
@@ -132,7 +136,7 @@ class HostStream:
         self._allocated = 0
         self._instance_name = instance_name
         self._writers = tuple(writers)
-        name: str = stream.NAME
+        name = stream.NAME
         known = STANDARD_STREAMS.get(name)
         held_in_memory = known is not None and known.held_in_memory
         self.description = StreamDescription(
@@ -151,9 +155,9 @@ class HostStream:
         # the stream "federation", whose position only its writer knows.
         self._received: dict[str, int] | None = None
         if not held_in_memory or name == "federation":
-            self._baseline = int(stream.current_token(_UNKNOWN_WRITER))
+            self._baseline = stream.current_token(_UNKNOWN_WRITER)
             self._received = {
-                writer: int(stream.current_token(writer))
+                writer: stream.current_token(writer)
                 for writer in self._writers
                 if writer != instance_name
             }
@@ -161,7 +165,7 @@ class HostStream:
     def current_token(self, instance_name: str) -> int:
         """Return the token up to which this process has a writer's rows."""
         if self._received is None or instance_name == self._instance_name:
-            return int(self.original.current_token(instance_name))
+            return self.original.current_token(instance_name)
         return self._received.get(instance_name, self._baseline)
 
     def advance(self, instance_name: str, token: int, *, is_position: bool) -> None:
@@ -188,7 +192,7 @@ class HostStream:
         :param instance_name: the writer that announced ``token``.
         """
         received = self._received
-        if not received or token <= int(self.original.current_token(_UNKNOWN_WRITER)):
+        if not received or token <= self.original.current_token(_UNKNOWN_WRITER):
             return []
         return [
             writer
@@ -220,13 +224,13 @@ class HostStream:
         """
         ids = self.ids
         if ids is None:
-            return int(self.original.current_token(self._instance_name))
+            return self.original.current_token(self._instance_name)
         # Read the mark before the position, so that no later change is missed.
         mark, now = ids.get_mark(), self._seconds()
         if mark != self._own_mark or now >= self._own_due:
             follows_others = not self.description.announce_own_moves_only
             announceable = ids.get_announceable_token(follows_others=follows_others)
-            token = int(self.original.current_token(self._instance_name))
+            token = self.original.current_token(self._instance_name)
             self._own_token = min(token, abs(announceable))
             self.is_limited = follows_others and self._own_token < token
             reused_for = REUSE_SECONDS if self.is_limited else KEEP_SECONDS
@@ -241,7 +245,7 @@ class HostStream:
         """
         if not self._knows_local_updates:
             return True
-        return int(self.original.minimal_local_current_token()) > from_token
+        return self.original.minimal_local_current_token() > from_token
 
     async def get_updates_since(
         self, instance_name: str, from_token: int, upto_token: int
@@ -363,7 +367,7 @@ def declared_writers(worker_config: WorkerSettings, stream_name: str) -> Sequenc
     return writers
 
 
-def instances_of(instance_map: Mapping[str, Any]) -> dict[str, Any]:
+def instances_of(instance_map: Mapping[str, object]) -> dict[str, object]:
     """Return a host's ``instance_map`` with the names of instances as its keys."""
     return {
         MAIN_INSTANCE if key == _MAIN_IN_MAP else key: location

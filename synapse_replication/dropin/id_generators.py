@@ -32,8 +32,14 @@ from heapq import heappop
 from typing import Any
 
 import psycopg2
+from psycopg2.extensions import connection
 from twisted.internet.defer import Deferred
 
+from synapse_replication.dropin.homeserver import (
+    DatabaseConnection,
+    DatabasePool,
+    ReplicationNotifier,
+)
 from synapse_replication.dropin.host_code import make_yieldable
 from synapse_replication.dropin.host_database import HostDatabase, end_predecessors
 from synapse_replication.dropin.host_streams import generators
@@ -56,7 +62,7 @@ _first_seen: dict[str, float] = {}
 #: The sessions that hold the locks of this process, and the terms of their names, by
 #: database and lock.
 _held_names: dict[
-    tuple[str, tuple[int, ...]], tuple[contextlib.closing[Any], Admission | None]
+    tuple[str, tuple[int, ...]], tuple[contextlib.closing[connection], Admission | None]
 ] = {}
 
 
@@ -114,9 +120,9 @@ class DropInIdGenerator(id_generators.MultiWriterIdGenerator):
     def __init__(
         self,
         *,
-        db_conn: Any,
-        db: Any,
-        notifier: Any,
+        db_conn: DatabaseConnection,
+        db: DatabasePool,
+        notifier: ReplicationNotifier,
         stream_name: str,
         server_name: str,
         instance_name: str,
@@ -217,7 +223,9 @@ class DropInIdGenerator(id_generators.MultiWriterIdGenerator):
         return self.get_current_token()
 
 
-def _wait_for_predecessor(db_conn: Any, stream: IdStream, instance_name: str) -> None:
+def _wait_for_predecessor(
+    db_conn: DatabaseConnection, stream: IdStream, instance_name: str
+) -> None:
     """Wait for transactions that processes which have ended may have left.
 
     It ends their sessions after 10 s. Transactions of the host are not refused when its
@@ -234,7 +242,9 @@ def _wait_for_predecessor(db_conn: Any, stream: IdStream, instance_name: str) ->
     db_conn.commit()
 
 
-def _hold_name(db_conn: Any, server_name: str, instance_name: str) -> Admission | None:
+def _hold_name(
+    db_conn: DatabaseConnection, server_name: str, instance_name: str
+) -> Admission | None:
     """Acquire the lock and the term of a name, unless this process has them.
 
     Blocks up to 10 s for the lock, and until no transaction of a predecessor that holds
@@ -273,7 +283,7 @@ def _hold_name(db_conn: Any, server_name: str, instance_name: str) -> Admission 
             time.sleep(name_lock.RETRY_INTERVAL)
 
 
-def _acquire_term(db_conn: Any, instance_name: str) -> Admission | None:
+def _acquire_term(db_conn: DatabaseConnection, instance_name: str) -> Admission | None:
     """Acquire the term of a name, in a session of its own.
 
     Behind a pooler, a transaction stays open in the session of the lock.
@@ -299,14 +309,16 @@ def _acquire_term(db_conn: Any, instance_name: str) -> Admission | None:
         return admission
 
 
-def _connect(db_conn: Any) -> Any:
+def _connect(db_conn: DatabaseConnection) -> connection:
     """Open a connection of our own to the database of a connection of the host."""
     info = db_conn.conn.info
-    return psycopg2.connect(**info.dsn_parameters, password=info.password)
+    parameters: dict[str, Any] = {**info.dsn_parameters, "password": info.password}
+    session: connection = psycopg2.connect(**parameters)
+    return session
 
 
 def _start_on_postgres(
-    db_conn: Any, stream: IdStream, server_name: str, instance_name: str
+    db_conn: DatabaseConnection, stream: IdStream, server_name: str, instance_name: str
 ) -> tuple[WriterPositions, Admission | None]:
     """Load the positions of a stream's writers with the host's connection.
 
@@ -339,7 +351,7 @@ def _start_on_postgres(
 
 
 def _start_on_sqlite(
-    db_conn: Any, stream: IdStream, instance_name: str
+    db_conn: DatabaseConnection, stream: IdStream, instance_name: str
 ) -> WriterPositions:
     """Return the positions of a stream with one writer, from its tables."""
     farthest = FIRST_POSITION

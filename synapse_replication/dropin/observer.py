@@ -22,7 +22,7 @@ import logging
 import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from prometheus_client import REGISTRY, CollectorRegistry
 from prometheus_client.metrics import MetricWrapperBase
@@ -69,7 +69,9 @@ _LOG_NAME = "synapse_replication"
 #: The lines that are logged once the host has set up its log, with their levels.
 _announcement: list[tuple[int, str]] = []
 
-_observers: weakref.WeakKeyDictionary[Any, HostObservers] = weakref.WeakKeyDictionary()
+_observers: weakref.WeakKeyDictionary[Homeserver, HostObservers] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 class HostObservers(ProcessObservers):
@@ -227,15 +229,15 @@ def hooks_of(hs: Homeserver) -> ReplicationHooks:
 @functools.cache
 def host_metrics() -> ReplicationMetrics:
     """Return the metrics of this process, in the host's registry."""
-    found: dict[str, Any] = {}
+    found: dict[str, MetricWrapperBase] = {}
     for module in _MODULES:
         found |= adopt_metrics(vars(importlib.import_module(module)), REGISTRY)
     return ReplicationMetrics(REGISTRY, found)
 
 
 def adopt_metrics(
-    namespace: Mapping[str, Any], registry: CollectorRegistry
-) -> dict[str, Any]:
+    namespace: Mapping[str, object], registry: CollectorRegistry
+) -> dict[str, MetricWrapperBase]:
     """Return those metrics of a module whose names this package uses, by name.
 
     A gauge that calls a function is removed from the registry instead, because the code
@@ -249,7 +251,7 @@ def adopt_metrics(
             if name in names:
                 found[name] = value
         elif Collector in type(value).__mro__ and getattr(value, "name", None) in names:
-            registry.unregister(value)
+            registry.unregister(cast(Collector, value))
     return found
 
 

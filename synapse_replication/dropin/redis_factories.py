@@ -16,15 +16,17 @@ from functools import partial
 from typing import Any
 
 import txredisapi
+from twisted.internet.interfaces import IConnector
+from txredisapi import RedisFactory
 
 from synapse_replication.dropin.foreign import as_connection_handler
-from synapse_replication.dropin.homeserver import Homeserver
+from synapse_replication.dropin.homeserver import Homeserver, RedisHandler
 from synapse_replication.dropin.host_code import host_attribute
 from synapse_replication.dropin.observer import observer_of
 from synapse_replication.handlers.extension.extension import ReplicationExtension
 from synapse_replication.redis.sender import RedisSender
 from synapse_replication.redis.sender_protocol import SenderFactory
-from synapse_replication.redis.subscriber import SubscriberFactory
+from synapse_replication.redis.subscriber import CommandPublisher, SubscriberFactory
 from synapse_replication.transport.hosts import connect_to_host
 
 #: The timeout for connecting, in s.
@@ -90,7 +92,7 @@ class RedisDirectTcpReplicationClientFactory(SubscriberFactory):
     def __init__(
         self,
         hs: Homeserver,
-        outbound_redis_connection: Any,
+        outbound_redis_connection: RedisHandler,
         channel_names: Sequence[str],
     ) -> None:
         config = hs.config.redis
@@ -117,7 +119,7 @@ class RedisDirectTcpReplicationClientFactory(SubscriberFactory):
         )
 
 
-def _extension_of(handler: Any) -> ReplicationExtension | None:
+def _extension_of(handler: object) -> ReplicationExtension | None:
     """Return the extension of a command handler; ``None`` if it has no extension."""
     extension = getattr(handler, "extension", None)
     return extension if isinstance(extension, ReplicationExtension) else None
@@ -126,7 +128,7 @@ def _extension_of(handler: Any) -> ReplicationExtension | None:
 class _ForeignSender:
     """Publishes on a connection of the host, one line at a time."""
 
-    def __init__(self, connection: Any) -> None:
+    def __init__(self, connection: RedisHandler) -> None:
         self._connection = connection
 
     is_behind = False
@@ -140,7 +142,7 @@ class _ForeignSender:
             self._connection.publish(channel, line.decode())
 
 
-def _sender_of(connection: Any) -> Any:
+def _sender_of(connection: RedisHandler) -> CommandPublisher:
     factory = inspect.getattr_static(connection, "_factory", None)
     if isinstance(factory, SenderFactory):
         return factory.sender
@@ -156,7 +158,7 @@ def lazyConnection(
     username: str | None = None,
     password: str | None = None,
     replyTimeout: float = 30.0,
-) -> Any:
+) -> RedisHandler:
     """Begin to open an outbound connection, and return its handler immediately."""
     factory = _outbound(
         hs,
@@ -168,7 +170,8 @@ def lazyConnection(
         replyTimeout=replyTimeout,
     )
     _connect_to_port(hs, host, port, factory)
-    return factory.handler
+    handler: RedisHandler = factory.handler
+    return handler
 
 
 def lazyUnixConnection(
@@ -179,7 +182,7 @@ def lazyUnixConnection(
     username: str | None = None,
     password: str | None = None,
     replyTimeout: float = 30.0,
-) -> Any:
+) -> RedisHandler:
     """Begin to connect to a Unix socket, and return the connection's handler."""
     factory = _outbound(
         hs,
@@ -191,18 +194,21 @@ def lazyUnixConnection(
         replyTimeout=replyTimeout,
     )
     hs.get_reactor().connectUNIX(path, factory, timeout=_CONNECT_TIMEOUT)
-    return factory.handler
+    handler: RedisHandler = factory.handler
+    return handler
 
 
-def connect_subscriber(hs: Homeserver, outbound: Any, channels: Sequence[str]) -> Any:
+def connect_subscriber(
+    hs: Homeserver, outbound: RedisHandler, channels: Sequence[str]
+) -> RedisFactory:
     """Connect a factory that subscribes to channels, and return it.
 
     :param outbound: the connection for the commands that this process sends.
     """
     config = hs.config.redis
-    factory = host_attribute("redis", "RedisDirectTcpReplicationClientFactory")(
-        hs, outbound, channel_names=list(channels)
-    )
+    factory: RedisFactory = host_attribute(
+        "redis", "RedisDirectTcpReplicationClientFactory"
+    )(hs, outbound, channel_names=list(channels))
     if config.redis_path is not None:
         hs.get_reactor().connectUNIX(
             config.redis_path, factory, timeout=_CONNECT_TIMEOUT
@@ -212,9 +218,13 @@ def connect_subscriber(hs: Homeserver, outbound: Any, channels: Sequence[str]) -
     return factory
 
 
-def _connect_to_port(hs: Homeserver, host: str, port: int, factory: Any) -> None:
+def _connect_to_port(
+    hs: Homeserver, host: str, port: int, factory: RedisFactory
+) -> None:
     reactor = hs.get_reactor()
-    connect: Any = partial(reactor.connectTCP, timeout=_CONNECT_TIMEOUT)
+    connect: Callable[..., IConnector] = partial(
+        reactor.connectTCP, timeout=_CONNECT_TIMEOUT
+    )
     if hs.config.redis.redis_use_tls:
         context = host_attribute("context", "ClientContextFactory")(hs.config.redis)
         connect = partial(
@@ -240,7 +250,7 @@ def _outbound(
     return factory
 
 
-def close(factory: Any) -> None:
+def close(factory: RedisFactory) -> None:
     """Close a factory's connection, and stop the factory from reconnecting.
 
     The pending messages of an outbound connection are written first, if possible.

@@ -65,7 +65,7 @@ def from_environ(environ: Mapping[str, str]) -> DropInSettings:
     return settings
 
 
-def to_environ(values: Mapping[str, Any]) -> dict[str, str]:
+def to_environ(values: Mapping[str, object]) -> dict[str, str]:
     """Return environment variables with values, which are given by variable."""
     return {
         variable: str(value).lower() if isinstance(value, bool) else str(value)

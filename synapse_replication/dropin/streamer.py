@@ -123,7 +123,8 @@ class DropInStreamer(streamer.ReplicationStreamer):
     """Sends the rows that this process writes; starts in its constructor."""
 
     def __init__(self, hs: Homeserver) -> None:
-        handler = hs.get_replication_command_handler()
+        # That of this package: both belong to one part.
+        handler: Any = hs.get_replication_command_handler()
         options = streamer.StreamerOptions(
             torture_level=getattr(hs.config.server, "replication_torture_level", 0) or 0
         )

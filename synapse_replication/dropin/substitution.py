@@ -111,7 +111,7 @@ class Substitution:
         """The module and the name of the replacement, for display."""
         return f"{self.replacement.__module__}:{self.replacement.__qualname__}"
 
-    def replacement_for(self, original: Any) -> Any:
+    def replacement_for(self, original: object) -> Any:
         """Return the replacement; if :attr:`extends`, derive it from ``original``."""
         return self.replacement(original) if self.extends else self.replacement
 
@@ -248,7 +248,7 @@ def _is_coroutine(member: object) -> bool:
 def substitute(
     substitutions: Iterable[Substitution],
     modules: Mapping[str, Iterable[Difference]],
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Check all substitutions, then apply them.
 
     :param modules: as for :func:`check`.
@@ -258,9 +258,9 @@ def substitute(
     substitutions = list(substitutions)
     if problems := check(substitutions, modules):
         raise SubstitutionError(problems)
-    originals: dict[str, Any] = {}
+    originals: dict[str, object] = {}
     # By the id of the original, which is unique as long as the original is retained.
-    replacements: dict[int, Any] = {}
+    replacements: dict[int, object] = {}
     for known in substitutions:
         original = getattr(sys.modules[known.module], known.name)
         originals[str(known)] = original

@@ -7,7 +7,6 @@ clock. Background work runs in the host's background processes, which have log c
 and metrics, and end when the host shuts down. Rows are parsed by the host's ``Stream``
 classes and delivered to its data handler.
 
-The host is untyped here, because its packages might not be installed.
 """
 
 from __future__ import annotations
@@ -20,9 +19,10 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
 from twisted.internet.error import AlreadyCancelled
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
 from synapse_replication.dropin.background import BackgroundProcessPool
-from synapse_replication.dropin.homeserver import Homeserver
+from synapse_replication.dropin.homeserver import Homeserver, HomeserverClock
 from synapse_replication.dropin.host_streams import HostStream, HostStreams
 from synapse_replication.handlers.interfaces import DelayedCall, Identity, SyncingUser
 from synapse_replication.instrumentation.hooks import ReplicationHooks
@@ -33,11 +33,11 @@ from synapse_replication.wire import commands
 class HostClock:
     """The host's clock, as a :class:`Clock`."""
 
-    def __init__(self, clock: Any, reactor: Any) -> None:
+    def __init__(self, clock: HomeserverClock, reactor: IReactorTime) -> None:
         self._clock, self._reactor = clock, reactor
         # Under a simulated reactor, this is the simulated time.
-        self.seconds: Callable[[], float] = reactor.seconds
-        self.time_msec: Callable[[], int] = clock.time_msec
+        self.seconds = reactor.seconds
+        self.time_msec = clock.time_msec
         self._duration = _duration_type(clock)
 
     def call_later(
@@ -49,17 +49,15 @@ class HostClock:
         except Exception:  # noqa: BLE001 -- the call is made nevertheless
             # The host was shut down, and its clock refuses calls, but its reactor still
             # runs. Connections are lost only now, and their hooks must be called.
-            made_by_reactor: DelayedCall = self._reactor.callLater(delay, func, *args)
-            return made_by_reactor
+            return self._reactor.callLater(delay, func, *args)
         return _HostDelayedCall(self._clock, call)
 
     def sleep(self, delay: float) -> Awaitable[None]:
         """Wait ``delay`` s."""
-        sleeping: Awaitable[None] = self._clock.sleep(self._duration(delay))
-        return sleeping
+        return self._clock.sleep(self._duration(delay))
 
 
-def _duration_type(clock: Any) -> Callable[[float], Any]:
+def _duration_type(clock: HomeserverClock) -> Callable[[float], object]:
     """Return a function that converts seconds to the time type of the host's clock.
 
     Older clocks accept a number; newer clocks require a ``Duration``.
@@ -74,7 +72,7 @@ def _duration_type(clock: Any) -> Callable[[float], Any]:
 class _HostDelayedCall:
     """A call that is scheduled with the host's clock."""
 
-    def __init__(self, clock: Any, call: Any) -> None:
+    def __init__(self, clock: HomeserverClock, call: IDelayedCall) -> None:
         self._clock = clock
         self._call = call
 
@@ -194,7 +192,7 @@ class HostCommands:
         self._runs_background_tasks = bool(worker.run_background_tasks)
         #: Whether USER_IP is needed here: to store it, or to send server notices.
         self.stores_user_ips = self._is_main or self._runs_background_tasks
-        self._handlers: dict[type[commands.Command], Callable[[Any], Any]] = {
+        self._handlers: dict[type[commands.Command], Callable[[Any], object]] = {
             commands.UserIpCommand: self._on_user_ip,
             commands.RemoteServerUpCommand: self._on_remote_server_up,
             commands.LockReleasedCommand: self._on_lock_released,
@@ -228,7 +226,7 @@ class HostCommands:
         result = None if handle is None else handle(command)
         return result if inspect.isawaitable(result) else None
 
-    def _on_user_sync(self, command: commands.UserSyncCommand) -> Any:
+    def _on_user_sync(self, command: commands.UserSyncCommand) -> Awaitable[None]:
         return self._hs.get_presence_handler().update_external_syncs_row(
             command.instance_id,
             command.user_id,
@@ -237,7 +235,9 @@ class HostCommands:
             command.last_sync_ms,
         )
 
-    def _on_clear_user_sync(self, command: commands.ClearUserSyncsCommand) -> Any:
+    def _on_clear_user_sync(
+        self, command: commands.ClearUserSyncsCommand
+    ) -> Awaitable[None]:
         presence = self._hs.get_presence_handler()
         return presence.update_external_syncs_clear(command.instance_id)
 
@@ -263,12 +263,14 @@ class HostCommands:
         if self._is_main:
             await self._hs.get_server_notices_sender().on_user_ip(command.user_id)
 
-    def _on_remove_pusher(self, command: commands.RemovePusherCommand) -> Any:
+    def _on_remove_pusher(
+        self, command: commands.RemovePusherCommand
+    ) -> Awaitable[None]:
         return self._hs.get_pusherpool().remove_pusher(
             command.app_id, command.push_key, command.user_id
         )
 
-    def _on_invalidate_cache(self, command: commands.InvalidateCacheCommand) -> Any:
+    def _on_invalidate_cache(self, command: commands.InvalidateCacheCommand) -> object:
         """Invalidate an entry in all processes, or the whole cache in this one.
 
         A cache that this version of the host does not have is skipped.
@@ -293,7 +295,7 @@ class HostCommands:
     def _on_new_active_task(self, command: commands.NewActiveTaskCommand) -> None:
         self._hs.get_task_scheduler().on_new_task(command.data)
 
-    def _on_cancel_task(self, command: commands.CancelTaskCommand) -> Any:
+    def _on_cancel_task(self, command: commands.CancelTaskCommand) -> object:
         # Older hosts lack this method.
         cancel = getattr(self._hs.get_task_scheduler(), "on_cancel_task", None)
         return None if cancel is None else cancel(command.data)

@@ -6,15 +6,17 @@ its tests, or where its own listener for direct TCP is configured.
 
 from __future__ import annotations
 
-from typing import Any
-
-from twisted.internet.interfaces import IAddress
-from twisted.internet.protocol import ServerFactory, connectionDone
+from twisted.internet.interfaces import IAddress, ITransport
+from twisted.internet.protocol import Protocol, ServerFactory, connectionDone
 from twisted.python.failure import Failure
 from typing_extensions import override
 
 from synapse_replication.dropin.foreign import as_connection_handler
-from synapse_replication.dropin.homeserver import Homeserver
+from synapse_replication.dropin.homeserver import (
+    CommandHandler,
+    Homeserver,
+    HomeserverClock,
+)
 from synapse_replication.dropin.host_code import host_attribute
 from synapse_replication.dropin.observer import observer_of
 from synapse_replication.dropin.synapse_host import HostClock
@@ -32,7 +34,7 @@ class _ReusableProtocol(protocol.BaseReplicationStreamProtocol):
     _is_connected = False
 
     @override
-    def makeConnection(self, transport: Any) -> None:
+    def makeConnection(self, transport: ITransport) -> None:
         if self._is_connected:
             self.connectionLost()
         self._begin()
@@ -54,7 +56,11 @@ class DropInServerProtocol(_ReusableProtocol, protocol.ServerReplicationStreamPr
     """The server's end of a connection."""
 
     def __init__(
-        self, hs: Homeserver, server_name: str, clock: Any, handler: Any
+        self,
+        hs: Homeserver,
+        server_name: str,
+        clock: HomeserverClock,
+        handler: CommandHandler,
     ) -> None:
         super().__init__(
             server_name,
@@ -72,8 +78,8 @@ class DropInClientProtocol(_ReusableProtocol, protocol.ClientReplicationStreamPr
         hs: Homeserver,
         client_name: str,
         server_name: str,
-        clock: Any,
-        command_handler: Any,
+        clock: HomeserverClock,
+        command_handler: CommandHandler,
     ) -> None:
         super().__init__(
             client_name,
@@ -97,7 +103,8 @@ class DropInProtocolFactory(ServerFactory):
         hs.get_replication_streamer()
 
     @override
-    def buildProtocol(self, addr: IAddress | None) -> Any:
-        return self._protocol(
+    def buildProtocol(self, addr: IAddress | None) -> Protocol:
+        protocol: Protocol = self._protocol(
             self._hs, self._hs.hostname, self._hs.get_clock(), self._handler
         )
+        return protocol

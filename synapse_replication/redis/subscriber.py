@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import txredisapi
 from twisted.python.failure import Failure
@@ -28,7 +28,6 @@ from synapse_replication.handlers.extension.extension import ReplicationExtensio
 from synapse_replication.handlers.interfaces import ConnectionHandler
 from synapse_replication.redis.factory import RedisConnectionMixin, SynapseRedisFactory
 from synapse_replication.redis.resp import ReplyParser, encode
-from synapse_replication.redis.sender import RedisSender
 from synapse_replication.transport.timeouts import Timeout, stop
 from synapse_replication.wire import rdata
 from synapse_replication.wire.close_reason import CloseReason
@@ -39,7 +38,7 @@ from synapse_replication.wire.extension import CHANNEL, COUNTED_AS
 MAX_LINE_LENGTH = 1024 * 1024
 #: The channel suffixes of the commands that have a channel of their own, by command.
 _OWN_CHANNEL = {"USER_IP": "/USER_IP"}
-_new_reader = partial(ReplyParser, MAX_LINE_LENGTH)
+_new_parser = partial(ReplyParser, MAX_LINE_LENGTH)
 
 
 class RedisSubscriber(RedisConnectionMixin, txredisapi.SubscriberProtocol):  # type: ignore[misc]
@@ -302,6 +301,20 @@ def _is_too_long(message: object) -> bool:
     return type(message) is bytes and len(message) > MAX_LINE_LENGTH
 
 
+class CommandPublisher(Protocol):
+    """What publishes the commands of a subscription: a ``RedisSender``, usually."""
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether Redis is behind, so that pages of rows must wait."""
+
+    def call_when_ready(self, callback: Callable[[], object]) -> None:
+        """Call ``callback`` each time pages of rows may be published again."""
+
+    def publish(self, command_name: str, channel: str, lines: Sequence[bytes]) -> None:
+        """Publish lines of one command, in order, one message per line."""
+
+
 class SubscriberFactory(SynapseRedisFactory):
     """Factory for the subscribed connection; reconnects until the factory is stopped.
 
@@ -321,9 +334,9 @@ class SubscriberFactory(SynapseRedisFactory):
         server_name: str,
         channels: Sequence[str],
         command_handler: ConnectionHandler,
-        sender: RedisSender,
+        sender: CommandPublisher,
         extension: ReplicationExtension | None = None,
-        parser_factory: Callable[[], Any] = _new_reader,
+        parser_factory: Callable[[], Any] = _new_parser,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, parser_factory=parser_factory, **kwargs)

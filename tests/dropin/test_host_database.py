@@ -57,7 +57,7 @@ class _HostConnection:
 
     def __init__(self, dsn: str) -> None:
         self.conn = connect(dsn)
-        self.commit = self.conn.commit
+        self.commit, self.rollback = self.conn.commit, self.conn.rollback
 
     def cursor(self, *, txn_name: str) -> Any:
         return self.conn.cursor()
@@ -74,9 +74,9 @@ class _Db:
 
     async def runInteraction(
         self,
-        description: str,
-        func: Callable[[Any], Any],
-        *,
+        desc: str,
+        func: Callable[..., Any],
+        *args: object,
         db_autocommit: bool = False,
     ) -> Any:
         connection = self._db_pool.connect()

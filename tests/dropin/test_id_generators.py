@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 from unittest.mock import patch
 
 from psycopg2.extensions import ISOLATION_LEVEL_REPEATABLE_READ, connection, cursor
@@ -78,8 +78,8 @@ class MultiWriterIdGeneratorTests(SynchronousTestCase):
         self, *, positive: bool = True, writers: Sequence[str] = ("master",)
     ) -> DropInIdGenerator:
         return DropInIdGenerator(
-            db_conn=_Connection(self.connection),
-            db=_Pool(self.hs, self.connection),
+            db_conn=cast(Any, _Connection(self.connection)),
+            db=cast(Any, _Pool(self.hs, self.connection)),
             notifier=SimpleNamespace(notify_replication=self._poke),
             stream_name="foo",
             server_name="test",
@@ -196,7 +196,7 @@ class StartTests(PostgresMixin, SynchronousTestCase):
         engine = sys.modules["synapse.storage.engines"].PostgresEngine()
         with patch.dict(os.environ, {variable("writer_lock"): "false"}):
             return DropInIdGenerator(
-                db_conn=self.db_conn,
+                db_conn=cast(Any, self.db_conn),
                 db=SimpleNamespace(hs=self.hs, engine=engine, _db_pool=self.pool),
                 notifier=SimpleNamespace(notify_replication=lambda: None),
                 stream_name="foobar",

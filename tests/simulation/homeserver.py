@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from synapse_replication.dropin.host_streams import HostStream
 from synapse_replication.dropin.synapse_host import HostRows
@@ -117,7 +117,7 @@ class _DataHandler:
         self._advance(stream_name, instance_name, token)
 
     def _advance(self, stream_name: str, instance_name: str, token: int) -> None:
-        original = self._streams[stream_name].original
+        original = cast(HomeserverStream, self._streams[stream_name].original)
         original.stream.advance(instance_name, token)
         if original.ids is not None:
             self._shows(stream_name, original.ids.get_persisted_upto_position())
