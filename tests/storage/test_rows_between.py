@@ -26,7 +26,11 @@ from synapse_replication.storage.schema import prepare_database
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS
 from synapse_replication.streams.stream import RowsBetween, TokenStream
 from synapse_replication.streams.table import TableStream
-from synapse_replication.streams.tokens import MultiWriterStreamToken
+from synapse_replication.streams.tokens import (
+    MAX_TOKEN,
+    MIN_TOKEN,
+    MultiWriterStreamToken,
+)
 from synapse_replication.testing.servers import shared_postgres
 from tests.storage.postgres_stream_case import ImmediateDatabase
 from tests.support.recording_observer import RecordingObserver
@@ -76,6 +80,26 @@ class OrdersTestCase(SynchronousTestCase):
 
 class RowsBetweenTests(OrdersTestCase):
     """Tests for get_rows_between and current_stream_token."""
+
+    def test_edges(self) -> None:
+        """Rows and ranges at the edges of 64 bits are read as any others."""
+        self.insert((5, "writer1"), (MAX_TOKEN, "writer1"))
+        self.execute(f"SELECT setval('orders_stream_seq', {MAX_TOKEN})")
+        edges = [MIN_TOKEN, MIN_TOKEN + 1, -1, 0, 4, 5, 2**53, MAX_TOKEN - 1, MAX_TOKEN]
+        for low in edges:
+            for high in edges:
+                expected = [each for each in (5, MAX_TOKEN) if low < each <= high]
+                page = self.wait(self.stream.get_updates_since("writer1", low, high))
+                self.assertEqual([token for token, _ in page.updates], expected)
+                if 0 <= low <= high:
+                    found = self.wait(
+                        self.stream.get_rows_between(
+                            MultiWriterStreamToken(low), MultiWriterStreamToken(high)
+                        )
+                    )
+                    self.assertEqual(
+                        [row.position.stream for row in found.rows], expected
+                    )
 
     def test_page_bytes(self) -> None:
         """A page ends before an id that does not fit; a larger row has its own page."""
