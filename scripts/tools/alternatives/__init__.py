@@ -1,0 +1,1 @@
+"""What others lose: one service built on LISTEN/NOTIFY, Redis Streams or JetStream."""
