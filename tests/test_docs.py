@@ -6,22 +6,26 @@ import contextlib
 import html
 import importlib
 import io
+import json
 import re
 import runpy
 import shlex
 import unittest
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import click
 import psycopg2
+import treq
 from prometheus_client import CollectorRegistry
+from treq.testing import StubTreq
 from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 from twisted.logger import capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
+from twisted.web.resource import Resource
 
 from synapse_replication import api
 from synapse_replication.cli.main import cli
@@ -33,7 +37,11 @@ from synapse_replication.handlers.interfaces import Identity
 from synapse_replication.instrumentation.hooks import ReplicationHooks
 from synapse_replication.instrumentation.status.status_observer import StatusObserver
 from synapse_replication.streams.memory import MemoryStream
-from synapse_replication.streams.stream import StreamUpdateResult, UpdateFunction
+from synapse_replication.streams.stream import (
+    CheckedStream,
+    StreamUpdateResult,
+    UpdateFunction,
+)
 from synapse_replication.streams.table import TableStream
 from synapse_replication.testing.servers import shared_postgres
 
@@ -196,6 +204,59 @@ class CodeExamplesTests(SynchronousTestCase):
             Deferred.fromCoroutine(stream.get_updates_since("other", 3, 5))
         )
         self.assertEqual(fetched, [("cursors", "other", 3, 5)])
+
+    def test_readings(self) -> None:
+        """A stream fetches its rows from a service, and announces new ones."""
+        newest = 2
+
+        class Service(Resource):
+            isLeaf = True  # noqa: N815
+
+            def render_GET(self, request: Any) -> bytes:
+                if request.path.endswith(b"/newest"):
+                    return b"%d" % newest
+                after, upto = (int(request.args[key][0]) for key in (b"after", b"upto"))
+                upto = min(upto, after + 2)
+                rows = [[n, ["Oslo", n / 2]] for n in range(after + 1, upto + 1)]
+                return json.dumps({"rows": rows, "upto": upto}).encode()
+
+        example = run_example("readings.py")
+        stub: Any = StubTreq(Service())
+        self.patch(treq, "get", stub.get)
+        pokes: list[None] = []
+
+        def result_of(asking: Coroutine[Any, Any, Any]) -> Any:
+            asked = Deferred.fromCoroutine(asking)
+            stub.flush()
+            return self.successResultOf(asked)
+
+        for name in ("w", "reader"):
+            streams, notifier = StreamTable(), WriteNotifier()
+            notifier.add_replication_callback(lambda: pokes.append(None))
+            host = SimpleNamespace(
+                identity=Identity("example.com", name, "id"),
+                streams=streams,
+                notifier=notifier,
+            )
+            config = {"writer": "w", "url": "http://service/readings"}
+            service = example["add_stream"](host, config)
+            stream: Any = streams.get_streams()["readings"]
+            self.assertIsInstance(stream, CheckedStream)
+            page = result_of(stream.get_updates_since("w", 1, 9))
+            self.assertEqual(
+                (page.updates, page.upto_token, page.limited),
+                ([[2, ["Oslo", 1.0]], [3, ["Oslo", 1.5]]], 3, True),
+            )
+            row = stream.description.codec.from_json(["Oslo", 1.0])
+            self.assertEqual(row, example["Reading"]("Oslo", 1.0))
+            written = streams.get_streams_to_replicate()
+            self.assertEqual(written, [stream] if name == "w" else [])
+            if name == "w":
+                poll, _, _ = service.call
+                for _ in range(2):
+                    result_of(poll())
+                self.assertEqual(stream.minimal_local_current_token(), 2)
+        self.assertEqual(len(pokes), 1)
 
     def test_hooks(self) -> None:
         """The example of hooks logs a stalled stream."""
