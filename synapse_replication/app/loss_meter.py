@@ -25,13 +25,14 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import attrs
+from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from synapse_replication.handlers.events import LinkDown, LinkUp, RowsUnannounced
 from synapse_replication.handlers.interfaces import Clock
 from synapse_replication.handlers.observer import ReplicationObserver, handles
-from synapse_replication.handlers.timer import Timer
+from synapse_replication.handlers.timer import Repeater
 from synapse_replication.storage.committed_tokens import (
     MAX_TOKENS,
     Key,
@@ -129,8 +130,7 @@ class LossMeter(ReplicationObserver):
     def __attrs_post_init__(self) -> None:
         self._reader = TokenReader(self._streams)
         self._writers: dict[Key, _Writer] = {}
-        self._timer = Timer(self._clock)
-        self._is_running = False
+        self._checks = Repeater(self._clock, LOSS_CHECK_INTERVAL, self._check)
         self._observing_since: float | None = None
         self._observed = 0.0
         #: Incremented when a link is lost: what was read before is not compared.
@@ -142,13 +142,11 @@ class LossMeter(ReplicationObserver):
 
     def start(self) -> None:
         """Begin to check."""
-        self._is_running = True
-        self._check()
+        self._checks.start()
 
     def stop(self) -> None:
         """Stop checking."""
-        self._is_running = False
-        self._timer.stop()
+        self._checks.stop()
 
     def tallies(self) -> dict[Key, LossTally]:
         """Return what was found about each writer of which anything was verified."""
@@ -176,9 +174,7 @@ class LossMeter(ReplicationObserver):
         self._links_down -= 1
         if not self._links_down:
             self._observing_since = self._clock.seconds()
-            if self._timer.is_running:
-                self._timer.stop()
-                self._check()
+            self._checks.hurry()
 
     @handles(LinkDown)
     def _connection_lost(self, event: LinkDown) -> None:
@@ -239,10 +235,9 @@ class LossMeter(ReplicationObserver):
 
     # -- checks -----------------------------------------------------------------------
 
-    def _check(self) -> None:
+    def _check(self) -> Deferred[None] | None:
         if self._links_down:
-            self._schedule()
-            return
+            return None
         link_losses = self._link_losses
         ranges = {
             key: (writer.ledger.verified, writer.bound)
@@ -252,11 +247,9 @@ class LossMeter(ReplicationObserver):
             and writer.bound > writer.ledger.verified
             and self._is_alone(key)
         }
-        self._database.transact(
+        return self._database.transact(
             "read_committed_tokens", lambda txn: self._read(txn, ranges)
-        ).addCallbacks(
-            self._compare, self._failed, callbackArgs=(link_losses,)
-        ).addBoth(lambda _: self._schedule())
+        ).addCallbacks(self._compare, self._failed, callbackArgs=(link_losses,))
 
     def _is_alone(self, key: Key) -> bool:
         """Return whether the rows of a writer can be told from those of others."""
@@ -264,10 +257,6 @@ class LossMeter(ReplicationObserver):
         return all(
             each.writer_column for each in self._streams[stream_name].tables
         ) or (sum(name == stream_name for name, _ in self._writers) == 1)
-
-    def _schedule(self) -> None:
-        if self._is_running:
-            self._timer.start(LOSS_CHECK_INTERVAL, self._check)
 
     def _read(self, txn: Any, ranges: Mapping[Key, tuple[int, int]]) -> TokenReading:
         txn.execute("SET TRANSACTION READ ONLY")

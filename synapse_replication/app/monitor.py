@@ -52,7 +52,7 @@ from synapse_replication.errors import ConfigError, RemoteProtocolError
 from synapse_replication.handlers.host_parts import ReactorClock
 from synapse_replication.handlers.interfaces import Clock
 from synapse_replication.handlers.observer import CompositeObserver
-from synapse_replication.handlers.timer import Timer
+from synapse_replication.handlers.timer import Repeater, Timer
 from synapse_replication.http.agent import make_agent
 from synapse_replication.http.client import HttpCatchUpClient
 from synapse_replication.instrumentation.logs import LoggingObserver
@@ -211,36 +211,29 @@ class SessionWatch:
     _database: TransactionRunner
     _streams: Mapping[str, IdStream]
     _found: dict[str, tuple[int, StuckId]] = attrs.field(factory=dict, init=False)
-    _timer: Timer = attrs.field(init=False)
-    _is_running: bool = attrs.field(default=False, init=False)
+    _looks: Repeater = attrs.field(init=False)
     _has_tables: bool = attrs.field(default=False, init=False)
     #: Why the last look failed; empty if it did not.
     problem: str = attrs.field(default="", init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._timer = Timer(self._clock)
+        self._looks = Repeater(self._clock, SESSION_INTERVAL, self._look)
 
     def start(self) -> None:
         """Begin to look."""
-        self._is_running = True
-        self._look()
+        self._looks.start()
 
     def stop(self) -> None:
         """Stop looking."""
-        self._is_running = False
-        self._timer.stop()
+        self._looks.stop()
 
     def stuck(self) -> tuple[StuckId, ...]:
         """Return the ids that were found to be stuck twice in a row."""
         return tuple(each for looks, each in self._found.values() if looks > 1)
 
-    def _look(self) -> None:
+    def _look(self) -> Deferred[None]:
         looking = self._database.transact("find_stuck_sessions", self._read)
-        looking.addCallbacks(self._compare, self._failed).addBoth(self._schedule)
-
-    def _schedule(self, _: object) -> None:
-        if self._is_running:
-            self._timer.start(SESSION_INTERVAL, self._look)
+        return looking.addCallbacks(self._compare, self._failed)
 
     def _read(self, txn: Any) -> dict[str, tuple[Session, int]]:
         txn.execute("SET TRANSACTION READ ONLY")

@@ -1,4 +1,4 @@
-"""A timer on a host's clock, and the delays with which timers are started.
+"""Timers on a host's clock, and the delays with which timers are started.
 
 The delays are those between attempts, and those until the next periodic work.
 """
@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from typing import Any, TypeVar
 
 import attrs
+from twisted.internet.defer import Deferred
 
 from synapse_replication.handlers.interfaces import Clock, DelayedCall
+
+T = TypeVar("T")
 
 #: The largest exponent, to prevent an overflow. With the parameters that this package
 #: uses, delays reach their maximum at a smaller one.
@@ -47,6 +51,54 @@ class Timer:
         if self._call is not None and self._call.active():
             self._call.cancel()
         self._call = None
+
+
+class Repeater:
+    """Work that is repeated, each time an interval after it has ended.
+
+    Use it in the reactor's thread only.
+
+    :param interval: the time between an end and the next beginning, in s.
+    :param work: called each time; returns a Deferred that fires when the work has
+        ended, or ``None`` if it has ended. It handles its failures itself: Twisted logs
+        others as unhandled.
+    """
+
+    def __init__(
+        self, clock: Clock, interval: float, work: Callable[[], Deferred[Any] | None]
+    ) -> None:
+        self._interval = interval
+        self._work = work
+        self._timer = Timer(clock)
+        self._is_running = False
+
+    def start(self) -> None:
+        """Begin immediately."""
+        self._is_running = True
+        self._run()
+
+    def stop(self) -> None:
+        """Stop repeating. Work that has begun is not cancelled."""
+        self._is_running = False
+        self._timer.stop()
+
+    def hurry(self) -> None:
+        """Begin now if the next beginning is waiting for its time."""
+        if self._timer.is_running:
+            self._timer.stop()
+            self._run()
+
+    def _run(self) -> None:
+        ended = self._work()
+        if ended is None:
+            self._ended(None)
+        else:
+            ended.addBoth(self._ended)
+
+    def _ended(self, result: T) -> T:
+        if self._is_running:
+            self._timer.start(self._interval, self._run)
+        return result
 
 
 @attrs.frozen

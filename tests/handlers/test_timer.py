@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import gc
+
+from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.handlers.host_parts import ReactorClock
-from synapse_replication.handlers.timer import AFTER_HEARTBEATS, Backoff, until_next
+from synapse_replication.handlers.timer import (
+    AFTER_HEARTBEATS,
+    Backoff,
+    Repeater,
+    until_next,
+)
 
 
 class BackoffTests(SynchronousTestCase):
@@ -32,6 +40,64 @@ class BackoffTests(SynchronousTestCase):
         delays = {Backoff(1.0, 5.0).delay(3) for _ in range(100)}
         self.assertGreater(len(delays), 50)
         self.assertTrue(all(2 < delay <= 4 for delay in delays))
+
+
+class RepeaterTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.reactor = Clock()
+        self.begun = 0
+        self.working: Deferred[None] | None = None
+        self.repeater = Repeater(ReactorClock(self.reactor), 5.0, self.work)
+
+    def work(self) -> Deferred[None] | None:
+        self.begun += 1
+        return self.working
+
+    def test_interval(self) -> None:
+        """Work begins at once, and then an interval after it has ended."""
+        self.working = Deferred()
+        self.repeater.start()
+        self.reactor.advance(20)
+        self.assertEqual(self.begun, 1)
+        self.working.callback(None)
+        self.working = None
+        self.reactor.advance(4.9)
+        self.assertEqual(self.begun, 1)
+        self.reactor.pump([0.1, 5, 5])
+        self.assertEqual(self.begun, 4)
+
+    def test_stop(self) -> None:
+        """Nothing begins after the stop, whether or not something is in progress."""
+        self.repeater.start()
+        self.repeater.stop()
+        self.repeater.hurry()
+        self.assertEqual(self.reactor.getDelayedCalls(), [])
+        self.working = Deferred()
+        self.repeater.start()
+        self.repeater.stop()
+        self.working.callback(None)
+        self.assertEqual(self.reactor.getDelayedCalls(), [])
+        self.assertEqual(self.begun, 2)
+
+    def test_hurry(self) -> None:
+        """Work that waits for its time begins at once; other work does not."""
+        self.repeater.start()
+        self.working = Deferred()
+        self.repeater.hurry()
+        self.assertEqual(self.begun, 2)
+        self.repeater.hurry()
+        self.assertEqual(self.begun, 2)
+
+    def test_unexpected_failure(self) -> None:
+        """A failure that the work does not handle is logged; the work is repeated."""
+        self.working = Deferred()
+        self.repeater.start()
+        self.working.errback(ValueError("unexpected"))
+        self.working = None
+        gc.collect()
+        self.assertEqual(len(self.flushLoggedErrors(ValueError)), 1)
+        self.reactor.advance(5)
+        self.assertEqual(self.begun, 2)
 
 
 class UntilNextTests(SynchronousTestCase):
