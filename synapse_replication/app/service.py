@@ -660,7 +660,7 @@ def _modules_needed(options: ReplicationOptions) -> Iterator[str]:
     if options.serves_http:
         yield "synapse_replication.app.http_site"
     if options.serves_http or options.has_direct_tcp:
-        yield "synapse_replication.config.endpoints"
+        yield "synapse_replication.app.listening"
     if options.has_direct_tcp:
         yield "synapse_replication.tcp.factory"
     if any(map(options.writes, options.writers)):

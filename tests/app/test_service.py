@@ -110,7 +110,7 @@ class ReplicationTests(FilesMixin):
             [name.removeprefix("synapse_replication.") for name in imported],
             [
                 "app.http_site",
-                "config.endpoints",
+                "app.listening",
                 "tcp.factory",
                 "storage.id_generators",
             ],
