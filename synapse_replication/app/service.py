@@ -25,6 +25,11 @@ from twisted.logger import Logger, LogLevel
 from twisted.python.failure import Failure
 from typing_extensions import override
 
+from synapse_replication.app.database_start import (
+    check_database,
+    lock_name,
+    make_database,
+)
 from synapse_replication.app.host import PositionsOnlySink, StandaloneHost
 from synapse_replication.app.links import connect_direct_tcp, connect_redis
 from synapse_replication.app.modules import add_service, check_sink, load_factories
@@ -57,12 +62,10 @@ from synapse_replication.instrumentation.status.status_observer import StatusObs
 from synapse_replication.redis.external_cache import ExternalCache
 from synapse_replication.redis.link import RedisReplicationLink
 from synapse_replication.redis.options import RedisOptions
-from synapse_replication.storage.database import Database, until_available
-from synapse_replication.storage.standby import preferring_writable, read_role
-from synapse_replication.storage.writer_lock import WriterLock
+from synapse_replication.storage.database import Database
 from synapse_replication.streams.backlog import BacklogOptions
 from synapse_replication.streams.standard.registry import MAIN_INSTANCE
-from synapse_replication.text import outgoing_label, process_label
+from synapse_replication.text import outgoing_label
 from synapse_replication.wire.commands import ClearUserSyncsCommand
 
 if TYPE_CHECKING:
@@ -123,13 +126,8 @@ class Replication(Service):
         #: The registry of this process's metrics.
         self.metrics_registry = CollectorRegistry()
         self._spans = _make_spans(options)
-        self._observers = ProcessObservers(
-            options.server_name,
-            self._clock,
-            _make_status(options),
-            ReplicationMetrics(self.metrics_registry),
-            Logger("synapse_replication"),
-            self._spans,
+        self._observers = _make_observers(
+            options, self._clock, self.metrics_registry, self._spans
         )
         #: Delivers events to subscribed callbacks.
         self.hooks = self._observers.hooks
@@ -153,7 +151,7 @@ class Replication(Service):
             self.host, self._observers, options, self._stops, serves_backlog=True
         )
         self._client, self._http_pool = self._make_client()
-        self._database = self._make_database()
+        self._database = make_database(options, reactor)
         self.services = MultiService()  # type: ignore[no-untyped-call]
         self.started: Deferred[None] = Deferred()
         self.lost: Deferred[None] = Deferred()
@@ -185,15 +183,6 @@ class Replication(Service):
             observer=self._observers.observer,
         )
         return client, pool
-
-    def _make_database(self) -> Database | None:
-        database = self._options.database
-        if database is None:
-            return None
-        conninfo, most = database.conninfo, database.max_connections
-        if self._writes_database:
-            conninfo = preferring_writable(conninfo)
-        return Database(conninfo, self._reactor, max_connections=most)
 
     # -- for the service's own code ---------------------------------------------------
 
@@ -325,8 +314,11 @@ class Replication(Service):
             self._stops.add("closing the database", self._database.close)
             background = host.run_as_background_process
             self._stops.add("ending background work", background.wait)
-        await self._check_database()
-        await self._lock_name()
+        if (database := self._database) is not None and options.stored:
+            await check_database(options, database, self._clock)
+            await lock_name(
+                options, database, self._reactor, self._stops, self._name_lost
+            )
         setup = StreamSetup(options, host, self._database, self._reactor)
         self._add_sinks(setup)
         await setup.add_streams(self.sink)
@@ -361,79 +353,6 @@ class Replication(Service):
             instance_name=options.instance_name,
             server_name=options.server_name,
         )
-
-    @property
-    def _writes_database(self) -> bool:
-        options = self._options
-        return any(
-            options.instance_name in options.writers[name] for name in options.stored
-        )
-
-    async def _check_database(self) -> None:
-        """Check that the database can be used, once it is available.
-
-        :raises ConfigError: if the database is a standby, and this process writes to
-            it, or reads a stream without stored positions.
-        """
-        database, options = self._database, self._options
-        if database is None or not options.stored:
-            return
-        role = await until_available(
-            self._clock,
-            "connect to the database",
-            lambda: database.transact("read_role", read_role, autocommit=True),
-        )
-        if self._writes_database and role.is_read_only:
-            what = "a standby" if role.is_standby else "read-only"
-            raise options.error(
-                "database",
-                f"{options.instance_name} writes to the database, which is {what}",
-                "connect to the primary; if several hosts are listed, set "
-                "target_session_attrs to read-write",
-            )
-        if not role.is_standby:
-            return
-        if without := [name for name in options.stored if not options.writers[name]]:
-            raise options.error(
-                "database",
-                "the database is a standby, which may lack rows; whether it has all "
-                f"rows of {', '.join(without)} cannot be known, because the positions "
-                "of this stream are not stored",
-                "connect to the primary, or remove the stream from `streams`",
-            )
-        self.log.info(
-            "The database is a standby: rows that it has not replayed are waited for"
-        )
-
-    async def _lock_name(self) -> None:
-        """Acquire the lock of this process's name, if it writes to the database.
-
-        :raises StorageError: if another process holds it.
-        """
-        options = self._options
-        if not (self._writes_database and options.writer_lock):
-            return
-        assert options.database is not None, "the streams that it writes are in it"
-        # The lock belongs to a session, so it needs a connection of its own.
-        database = Database(
-            preferring_writable(options.database.conninfo),
-            self._reactor,
-            max_connections=1,
-        )
-        self._stops.add("releasing the lock of this name", database.close)
-        lock = WriterLock(
-            database,
-            self.database,
-            options.server_name,
-            options.instance_name,
-            process_label(),
-            self._clock,
-            self._name_lost,
-        )
-        self._stops.add("stopping the checks of the lock", lock.stop)
-        admission = await lock.acquire()
-        if admission is not None:
-            self.database.admit(admission, self._name_lost)
 
     def _name_lost(self, error: StorageError) -> None:
         if not self.lost.called:
@@ -637,8 +556,13 @@ class Replication(Service):
         return await self._stops.run()
 
 
-def _make_status(options: ReplicationOptions) -> StatusObserver:
-    return StatusObserver(
+def _make_observers(
+    options: ReplicationOptions,
+    clock: ReactorClock,
+    registry: CollectorRegistry,
+    spans: SpanExport | None,
+) -> ProcessObservers:
+    status = StatusObserver(
         options.server_name,
         options.instance_name,
         [
@@ -648,6 +572,14 @@ def _make_status(options: ReplicationOptions) -> StatusObserver:
         ],
         needs_link=options.redis is not None or bool(options.tcp_connect),
         own_links=[outgoing_label(each) for each in options.tcp_connect],
+    )
+    return ProcessObservers(
+        options.server_name,
+        clock,
+        status,
+        ReplicationMetrics(registry),
+        Logger("synapse_replication"),
+        spans,
     )
 
 

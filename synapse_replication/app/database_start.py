@@ -1,0 +1,107 @@
+"""The database of a stand-alone process: pool, checks at the start, lock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from twisted.logger import Logger
+
+from synapse_replication.app.stop_steps import StopSteps
+from synapse_replication.config.replication_options import ReplicationOptions
+from synapse_replication.errors import StorageError
+from synapse_replication.handlers.host_parts import ReactorClock
+from synapse_replication.storage.database import Database, until_available
+from synapse_replication.storage.standby import preferring_writable, read_role
+from synapse_replication.storage.writer_lock import WriterLock
+from synapse_replication.text import process_label
+
+_log = Logger()
+
+
+def make_database(options: ReplicationOptions, reactor: Any) -> Database | None:
+    """Return the pool of connections of a process; ``None`` if it has no database."""
+    database = options.database
+    if database is None:
+        return None
+    conninfo, most = database.conninfo, database.max_connections
+    if _writes_database(options):
+        conninfo = preferring_writable(conninfo)
+    return Database(conninfo, reactor, max_connections=most)
+
+
+def _writes_database(options: ReplicationOptions) -> bool:
+    return any(
+        options.instance_name in options.writers[name] for name in options.stored
+    )
+
+
+async def check_database(
+    options: ReplicationOptions, database: Database, clock: ReactorClock
+) -> None:
+    """Check that the database can be used, once it is available.
+
+    :raises ConfigError: if the database is a standby, and this process writes to it, or
+        reads a stream without stored positions.
+    """
+    role = await until_available(
+        clock,
+        "connect to the database",
+        lambda: database.transact("read_role", read_role, autocommit=True),
+    )
+    if _writes_database(options) and role.is_read_only:
+        what = "a standby" if role.is_standby else "read-only"
+        raise options.error(
+            "database",
+            f"{options.instance_name} writes to the database, which is {what}",
+            "connect to the primary; if several hosts are listed, set "
+            "target_session_attrs to read-write",
+        )
+    if not role.is_standby:
+        return
+    if without := [name for name in options.stored if not options.writers[name]]:
+        raise options.error(
+            "database",
+            "the database is a standby, which may lack rows; whether it has all "
+            f"rows of {', '.join(without)} cannot be known, because the positions "
+            "of this stream are not stored",
+            "connect to the primary, or remove the stream from `streams`",
+        )
+    _log.info("The database is a standby: rows that it has not replayed are waited for")
+
+
+async def lock_name(
+    options: ReplicationOptions,
+    database: Database,
+    reactor: Any,
+    stops: StopSteps,
+    name_lost: Callable[[StorageError], object],
+) -> None:
+    """Acquire the lock of this process's name, if it writes to the database.
+
+    :param database: refuses to write when another process has acquired the name.
+    :param stops: receives the release of the lock.
+    :param name_lost: called when another process has acquired the name.
+    :raises StorageError: if another process holds the lock.
+    """
+    if not (_writes_database(options) and options.writer_lock):
+        return
+    assert options.database is not None, "the streams that it writes are in it"
+    # The lock belongs to a session, so it needs a connection of its own.
+    own = Database(
+        preferring_writable(options.database.conninfo), reactor, max_connections=1
+    )
+    stops.add("releasing the lock of this name", own.close)
+    lock = WriterLock(
+        own,
+        database,
+        options.server_name,
+        options.instance_name,
+        process_label(),
+        ReactorClock(reactor),
+        name_lost,
+    )
+    stops.add("stopping the checks of the lock", lock.stop)
+    admission = await lock.acquire()
+    if admission is not None:
+        database.admit(admission, name_lost)
