@@ -92,7 +92,11 @@ class Cluster:
             self.network, Random(f"{seed}/broker"), self._published
         )
         self.database = SimulatedDatabase(
-            self.clock, Random(f"{seed}/database"), TABLES, self.ledger.committed
+            self.clock,
+            Random(f"{seed}/database"),
+            TABLES,
+            self.ledger.committed,
+            self.ledger.commit_late,
         )
         #: The database of "reader2", if it is a standby. A process of a homeserver
         #: writes to its database, so it has none.

@@ -2,10 +2,11 @@
 
 The double has these properties of a real server: ``nextval`` takes effect immediately
 and is never rolled back; rows are visible from their commit on, in the order of
-commits; a transaction may have to be retried; the response to a commit may be lost;
-after a failover to a standby a sequence may be behind. The steps of a transaction take
-place at different simulated times: its function runs, inserted rows are committed, and
-the response arrives. Other code may run before each step.
+commits; a transaction may have to be retried; the response to a commit may be lost, and
+the commit completed seconds later, or not at all; after a failover to a standby a
+sequence may be behind. The steps of a transaction take place at different simulated
+times: its function runs, inserted rows are committed, and the response arrives. Other
+code may run before each step.
 
 The double recognises the statements of ``storage/`` by their text; any other statement
 is an error.
@@ -16,16 +17,19 @@ from __future__ import annotations
 import json
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from random import Random
 from typing import Any, TypeVar
 
 import attrs
 import psycopg2
 import psycopg2.errors
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, DeferredList
 from twisted.python.failure import Failure
 
+from synapse_replication.errors import CommitUnknownError
 from synapse_replication.storage import queries
+from synapse_replication.storage.database import OUTCOME_WAIT
 from synapse_replication.storage.row_queries import declared_query, insert_sql
 from synapse_replication.storage.standby import knowledge_sql
 from synapse_replication.streams.table import TableStream
@@ -37,6 +41,9 @@ T = TypeVar("T")
 
 #: The maximum additional time of a commit whose process is killed when it begins, in s.
 MAX_ORPHANED_SECONDS = 3.0
+
+#: The longest time from the loss of an answer to the commit until its end, in s.
+MAX_LATE_SECONDS = 8.0
 
 #: The maximum number of attempts of a transaction, as in ``storage/database.py``.
 MAX_ATTEMPTS = 6
@@ -61,6 +68,8 @@ class SimulatedDatabase:
 
     :param tables: the tables of the stored streams.
     :param committed: called with (stream, writer, id, rows) for each committed INSERT.
+    :param is_late: called with (stream, writer, id) for each INSERT of a commit whose
+        answer is lost, when the commit begins.
     :ivar is_up: whether the server is running; if not, every transaction fails.
     :ivar retry_chance: the probability that a transaction must be retried.
     :ivar lost_answer_chance: the probability that the response to a commit is lost.
@@ -75,6 +84,7 @@ class SimulatedDatabase:
         random: Random,
         tables: Sequence[TableStream],
         committed: Callable[[str, str, int, list[tuple[Any, ...]]], object],
+        is_late: Callable[[str, str, int], object] = lambda *_: None,
     ) -> None:
         self.clock = clock
         self.random = random
@@ -94,6 +104,7 @@ class SimulatedDatabase:
         self.positions: dict[tuple[str, str], int] = {}
         self.point: Callable[[str, str], object] = lambda point, process: None
         self._committed = committed
+        self._is_late = is_late
         self._streams = {table.table: table.name for table in tables}
         self.statements: dict[str, _Statement] = {
             queries.SQL["next_ids"]: self._next_ids,
@@ -286,6 +297,13 @@ class SimulatedDatabase:
 
     # -- commit and faults -------------------------------------------------------------
 
+    def lose_answer(self, inserts: Sequence[_Insert]) -> float:
+        """Lose the answer to a commit; return after how many s it is completed."""
+        for table, id_, writer, _ in inserts:
+            self._is_late(self._streams[table], writer, id_)
+        # PostgreSQL may be waiting for a synchronous standby, or for a trigger.
+        return self.random.random() * MAX_LATE_SECONDS
+
     def commit(self, inserts: Sequence[_Insert]) -> None:
         """Commit rows, which makes them visible.
 
@@ -363,6 +381,7 @@ class _Cursor:
 
     def __init__(self, database: SimulatedDatabase) -> None:
         self.inserts: list[_Insert] = []
+        self.settled_callbacks: list[Callable[[], object]] = []
         self.after_callbacks: list[Callable[[], object]] = []
         self.exception_callbacks: list[Callable[[], object]] = []
         self._database = database
@@ -381,6 +400,9 @@ class _Cursor:
     def fetchone(self) -> tuple[Any, ...] | None:
         return self._found.pop(0) if self._found else None
 
+    def call_when_settled(self, func: Callable[..., object], *args: object) -> None:
+        self.settled_callbacks.append(lambda: func(*args))
+
     def call_after(self, func: Callable[..., object], *args: object) -> None:
         self.after_callbacks.append(lambda: func(*args))
 
@@ -397,6 +419,22 @@ class DatabaseClient:
     def __init__(self, database: SimulatedDatabase, reactor: ProcessReactor) -> None:
         self._database = database
         self._reactor = reactor
+        self._requested = 0
+        #: The transactions that are not known to have ended, by their numbers.
+        self._running: dict[int, _Transaction] = {}
+
+    def mark(self) -> int:
+        """Return a mark for :meth:`settled`, before all later transactions."""
+        return self._requested
+
+    def settled(self, since: int = 0, *, only_lost: bool = False) -> Deferred[None]:
+        """Return a Deferred that fires when transactions are known to have ended."""
+        waiting = []
+        for number, transaction in self._running.items():
+            if number >= since and (transaction.is_lost or not only_lost):
+                waiting.append(ended := Deferred[None]())
+                transaction.when_ended.append(partial(ended.callback, None))
+        return DeferredList(waiting).addCallback(lambda _: None)
 
     def transact(
         self,
@@ -412,6 +450,9 @@ class DatabaseClient:
         transaction = _Transaction(
             database, self._reactor, description, func, autocommit
         )
+        self._running[self._requested] = transaction
+        transaction.when_ended.append(partial(self._running.pop, self._requested))
+        self._requested += 1
         transaction.begin()
         return transaction.answered
 
@@ -433,6 +474,9 @@ class _Transaction:
         self._attempts = 0
         self._number = 0
         self._callbacks: list[Callable[[], object]] = []
+        #: Whether the answer to the COMMIT was lost.
+        self.is_lost = False
+        self.when_ended: list[Callable[[], object]] = []
         self.answered: Deferred[Any] = Deferred()
 
     def begin(self) -> None:
@@ -455,7 +499,7 @@ class _Transaction:
         try:
             result = self._func(cursor)
         except Exception:  # noqa: BLE001 -- passed to the caller
-            self._callbacks += cursor.exception_callbacks
+            self._roll_back(cursor)
             self._answer(Failure())
             return
         if cursor.inserts:
@@ -470,8 +514,11 @@ class _Transaction:
             database.point(self._description, self._reactor.name)
         elif self._has_conflict(cursor):
             return
-        self._callbacks += cursor.after_callbacks
+        self._callbacks += [*cursor.settled_callbacks, *cursor.after_callbacks]
         self._answer(result)
+
+    def _roll_back(self, cursor: _Cursor) -> None:
+        self._callbacks += [*cursor.settled_callbacks, *cursor.exception_callbacks]
 
     def _has_conflict(self, cursor: _Cursor) -> bool:
         """Simulate a conflict with the probability ``retry_chance``.
@@ -482,7 +529,7 @@ class _Transaction:
         database = self._database
         if database.random.random() >= database.retry_chance:
             return False
-        self._callbacks += cursor.exception_callbacks
+        self._roll_back(cursor)
         if self._attempts < MAX_ATTEMPTS:
             self._later(self._run)
         else:
@@ -498,29 +545,40 @@ class _Transaction:
 
     def _commit(self, cursor: _Cursor, generation: int, result: Any) -> None:
         database = self._database
+        if not self.is_lost and generation == database.generation:
+            if not self._reactor.is_alive and database.random.random() < 0.5:
+                # The server detected that the client had disconnected, and rolled back.
+                del database.open_transactions[self._number]
+                return
+            if self._has_conflict(cursor):
+                del database.open_transactions[self._number]
+                return
+            if database.random.random() < database.lost_answer_chance:
+                self.is_lost = True
+                late = database.lose_answer(cursor.inserts)
+                database.clock.callLater(late, self._commit, cursor, generation, result)
+                database.clock.callLater(OUTCOME_WAIT, self._answer_unknown)
+                return
         del database.open_transactions[self._number]
         if generation != database.generation:
-            self._callbacks += cursor.exception_callbacks
+            self._roll_back(cursor)
             self._answer_down()
-            return
-        if not self._reactor.is_alive and database.random.random() < 0.5:
-            # The server detected that the client had disconnected, and rolled back.
-            return
-        if self._has_conflict(cursor):
             return
         try:
             database.commit(cursor.inserts)
         except psycopg2.Error as error:
-            self._callbacks += cursor.exception_callbacks
+            self._roll_back(cursor)
             self._fail(error)
             return
-        if database.random.random() < database.lost_answer_chance:
-            self._callbacks += cursor.exception_callbacks
-            self._fail(psycopg2.OperationalError("the answer to COMMIT was lost"))
-            return
         database.point("after commit", self._reactor.name)
-        self._callbacks += cursor.after_callbacks
+        self._callbacks += [*cursor.settled_callbacks, *cursor.after_callbacks]
         self._answer(result)
+
+    def _answer_unknown(self) -> None:
+        """Let the caller fail, because the outcome is not known."""
+        if self._reactor.is_alive and not self.answered.called:
+            error = CommitUnknownError(self._description, "its answer was lost")
+            self.answered.errback(Failure(error))
 
     def _answer_down(self) -> None:
         self._fail(psycopg2.OperationalError("the server is down"))
@@ -534,8 +592,10 @@ class _Transaction:
     def _arrive(self, result: Any) -> None:
         if not self._reactor.is_alive:
             return
-        for callback in self._callbacks:
+        for callback in [*self._callbacks, *self.when_ended]:
             callback()
+        if self.answered.called:
+            return
         if isinstance(result, Failure):
             self.answered.errback(result)
         else:

@@ -174,6 +174,7 @@ class Ledger:
         self.forged: dict[tuple[str, str, int], set[int]] = {}
         self.excused_rows = self.excused_resets = 0
         self._discarded: dict[_Key, set[int]] = {}
+        self._late: dict[_Key, set[int]] = {}
         self.discarded_tokens = 0
         self.late_tokens = 0
 
@@ -184,6 +185,13 @@ class Ledger:
         """
         self._discarded.setdefault((stream, writer), set()).add(token)
         self.discarded_tokens += 1
+
+    def commit_late(self, stream: str, writer: str, token: int) -> None:
+        """Record that the commit of a row takes seconds, because its answer was lost.
+
+        All that time, the row is in transit below a false position.
+        """
+        self._late.setdefault((stream, writer), set()).add(token)
 
     def _are_discarded(self, key: _Key, after: int, before: int) -> bool:
         """Return whether all committed tokens between two were discarded."""
@@ -342,6 +350,10 @@ class Ledger:
                 self.excused_rows += 1
                 return
             reader.late.setdefault(key, set()).add(token)
+        elif token in self._late.get(key, ()):
+            # The reader may have restarted, or lost its link, meanwhile.
+            self.excused_rows += 1
+            reader.excused.setdefault(key, set()).add(token)
         elif token <= reader.delivered.get(key, 0):
             # A greater token, such as that of a forged row, was delivered already.
             self.excused_rows += 1

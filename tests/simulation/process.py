@@ -17,7 +17,11 @@ from synapse_replication.app.host import StandaloneHost
 from synapse_replication.app.position_check import StoredPositionCheck
 from synapse_replication.app.reader_ids import ReaderIds
 from synapse_replication.dropin.host_streams import HostStream
-from synapse_replication.errors import HttpCatchUpError, SequenceBehindError
+from synapse_replication.errors import (
+    CommitUnknownError,
+    HttpCatchUpError,
+    SequenceBehindError,
+)
 from synapse_replication.handlers.command_handler import (
     HandlerOptions,
     ReplicationCommandHandler,
@@ -507,7 +511,7 @@ class Process:
             return
         try:
             await stream.write(rows)
-        except psycopg2.Error as error:
+        except (psycopg2.Error, CommitUnknownError) as error:
             self.cluster.trace(f"{self.name} could not write {stream_name}: {error}")
         self.host.notifier.notify()
 

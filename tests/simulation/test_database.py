@@ -8,10 +8,13 @@ from typing import Any
 import psycopg2
 from twisted.trial.unittest import SynchronousTestCase
 
+from synapse_replication.errors import CommitUnknownError
 from synapse_replication.storage import queries
+from synapse_replication.storage.database import OUTCOME_WAIT
 from synapse_replication.storage.row_queries import insert_sql
 from tests.simulation.clock import SimulatedClock
 from tests.simulation.database import (
+    MAX_LATE_SECONDS,
     MAX_ORPHANED_SECONDS,
     DatabaseClient,
     SimulatedDatabase,
@@ -147,12 +150,23 @@ class SimulatedDatabaseTests(SynchronousTestCase):
         self.assertEqual(self.committed, [])
 
     def test_lost_answer(self) -> None:
-        """A commit whose reply is lost is committed, and fails for the caller."""
+        """A commit whose reply is lost is completed later, and only then settled."""
         self.database.lost_answer_chance = 1.0
-        done = self.insert(2)
-        self.settle()
-        self.failureResultOf(done, psycopg2.OperationalError)
+        self.database.random = Random(1)
+        early = self.insert(2)
+        self.clock.run_until(OUTCOME_WAIT)
+        self.successResultOf(early)
+        self.database.random = Random(5)
+        late = self.insert(3)
+        self.clock.run_until(2 * OUTCOME_WAIT + 0.1)
+        self.failureResultOf(late, CommitUnknownError)
         self.assertEqual(self.committed, [("events", "w", 2)])
+        self.successResultOf(self.client.settled(self.client.mark()))
+        settled = self.client.settled(only_lost=True)
+        self.assertNoResult(settled)
+        self.clock.run_until(2 * OUTCOME_WAIT + MAX_LATE_SECONDS)
+        self.successResultOf(settled)
+        self.assertEqual(len(self.committed), 2)
 
     def test_repeated(self) -> None:
         """
