@@ -23,7 +23,8 @@ from synapse_replication.testing.servers import PrivatePostgres
 
 #: Most bytes forwarded at a time.
 CHUNK = 65536
-#: The share of the commits whose answers are lost, and of those that are delayed.
+#: The share of the commits whose answers are lost by default, and of those that are
+#: delayed.
 LOST, DELAYED = 0.1, 0.5
 #: The longest delay of a COMMIT, in s.
 MAX_DELAY = 2.0
@@ -45,14 +46,22 @@ class CommitProxy:
         self._listener.listen()
         self._lock = threading.Lock()
         self._chance: random.Random | None = None
+        self._share = LOST
+        self._table = b""
         #: The number of commits whose answers were lost.
         self.lost = 0
         threading.Thread(target=self._accept, daemon=True).start()
 
-    def lose(self, seed: int) -> None:
-        """Lose answers to COMMIT from now on."""
+    def lose(self, seed: int, share: float | None = None, table: str = "") -> None:
+        """Lose answers to COMMIT from now on.
+
+        :param share: of the commits; by default :data:`LOST`.
+        :param table: only those of transactions that insert rows into this table.
+        """
         with self._lock:
             self._chance = random.Random(seed)
+            self._share = LOST if share is None else share
+            self._table = f"INTO {table}".encode() if table else b""
 
     def heal(self) -> None:
         """Stop losing answers."""
@@ -87,12 +96,17 @@ class CommitProxy:
             )
             answers.start()
             with contextlib.suppress(OSError):
+                inserts = False
                 while data := process.recv(CHUNK):
-                    if b"COMMIT" in data and (delay := self._draw()) is not None:
-                        process.shutdown(socket.SHUT_RDWR)
-                        time.sleep(delay)
-                        server.sendall(data)
-                        break
+                    inserts = inserts or self._table in data
+                    if b"COMMIT" in data:
+                        delay = self._draw() if inserts else None
+                        if delay is not None:
+                            process.shutdown(socket.SHUT_RDWR)
+                            time.sleep(delay)
+                            server.sendall(data)
+                            break
+                        inserts = False
                     server.sendall(data)
             # PostgreSQL completes what it has got, answers, and then sees the end.
             with contextlib.suppress(OSError):
@@ -103,7 +117,7 @@ class CommitProxy:
         """Return the delay in s of a COMMIT whose answer is lost; ``None`` for none."""
         with self._lock:
             chance = self._chance
-            if chance is None or chance.random() >= LOST:
+            if chance is None or chance.random() >= self._share:
                 return None
             self.lost += 1
             return chance.uniform(0, MAX_DELAY) if chance.random() < DELAYED else 0.0

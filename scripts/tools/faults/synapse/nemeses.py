@@ -34,6 +34,8 @@ INSTANT = (0.0, 0.0)
 #: How long to wait for rows to arrive, in s: at all processes, before a row is withheld
 #: from the reader; then at the other processes, for the withheld row.
 SETTLE = 15.0
+#: The share of the commits of rows whose answers are lost.
+LOST = 0.5
 #: How long a replaced process may run on, in s.
 RUNS_ON = 15.0
 #: The streams with a fault that makes the reader miss exactly one row.
@@ -151,11 +153,14 @@ def _client_kill(scene: Scene) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _lose_commits(name: str, scene: Scene) -> Iterator[None]:
-    """Lose answers to the commits of a process; some arrive up to 2 s later."""
+def _lose_commits(name: str, table: str, scene: Scene) -> Iterator[None]:
+    """Lose half of the answers to commits of a process; some arrive up to 2 s later.
+
+    :param table: only to commits of rows of this table.
+    """
     scene.victims.add(name)
     proxy = scene.cluster.commit_proxies[name]
-    proxy.lose(scene.chance.getrandbits(32))
+    proxy.lose(scene.chance.getrandbits(32), LOST, table)
     try:
         yield
     finally:
@@ -275,8 +280,12 @@ NEMESES: Mapping[str, Nemesis] = {
         )
         for stream in MISSED
     },
-    f"commits-lost-{PERSISTER}": Nemesis(partial(_lose_commits, PERSISTER), CUT),
-    f"commits-lost-{WRITER}": Nemesis(partial(_lose_commits, WRITER), CUT),
+    f"commits-lost-{PERSISTER}": Nemesis(
+        partial(_lose_commits, PERSISTER, "events"), CUT
+    ),
+    f"commits-lost-{WRITER}": Nemesis(
+        partial(_lose_commits, WRITER, "device_inbox"), CUT
+    ),
     f"replace-{PERSISTER}": Nemesis(partial(_replace, PERSISTER, "events")),
     f"replace-{WRITER}": Nemesis(partial(_replace, WRITER, "device_inbox")),
     "failed-read": Nemesis(_failed_read, INSTANT, is_quiet=True),
