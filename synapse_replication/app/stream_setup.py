@@ -400,6 +400,7 @@ class StreamSetup:
             on_write=self._host.notifier.notify,
             plausible_distance=self._options.receiving.plausible_distance,
             acknowledged_by=self._options.federation_senders,
+            writers=self._options.writers[declared.name],
             **bounds,
         )
         for writer, token in self._saved[declared.name].items():

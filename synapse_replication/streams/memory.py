@@ -25,7 +25,7 @@ See docs/failure-modes.rst: failure-typing-reset, failure-pruned-before-reset.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from typing import Any
 
 import attrs
@@ -137,6 +137,7 @@ class MemoryStream:
     :param acknowledged_by: the readers whose acknowledgements free rows: rows that all
         of them have acknowledged are dropped. By default, all readers that have
         acknowledged any rows.
+    :param writers: the instances that write the stream; empty if any may.
     :raises StreamConfigurationError: if a bound is below 1.
     """
 
@@ -150,6 +151,7 @@ class MemoryStream:
     _on_write: Callable[[], object] | None = None
     _plausible_distance: int = PLAUSIBLE_DISTANCE
     _acknowledged_by: Iterable[str] = ()
+    _writers: Collection[str] = ()
 
     def __attrs_post_init__(self) -> None:
         self._expected = frozenset(self._acknowledged_by)
@@ -198,7 +200,13 @@ class MemoryStream:
         :raises LocalProtocolError: if ``rows`` is empty or has more than 32 MiB as
             JSON, or peers would not accept a row, for instance because a value does not
             have its declared type. In that case, nothing is written.
+        :raises StreamConfigurationError: if this instance is not a writer.
         """
+        if self._writers and self._instance_name not in self._writers:
+            raise StreamConfigurationError(
+                f"{self._instance_name} does not write {self.description.name}; add it "
+                "to the writers of the stream"
+            )
         if not rows:
             raise LocalProtocolError(
                 f"write() of {self.description.name} was called without rows"

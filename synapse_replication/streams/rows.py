@@ -16,13 +16,14 @@ import operator
 import typing
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Annotated, Any, Generic, Protocol, TypeVar
 
 import attrs
 import msgspec
 from msgspec import Struct
 
 from synapse_replication.errors import LocalProtocolError, RowDecodeError
+from synapse_replication.streams.tokens import MAX_TOKEN, MIN_TOKEN
 
 RowT = TypeVar("RowT")
 
@@ -363,6 +364,17 @@ class CheckedRowCodec(ABC, Generic[RowT]):
         )
 
 
+#: An integer as PostgreSQL's bigint stores it.
+_Integer = Annotated[int, msgspec.Meta(ge=MIN_TOKEN, le=MAX_TOKEN)]
+
+
+def _bounded(hint: Any) -> Any:
+    """Return the type of a field for decoding: integers have 64 bits."""
+    if hint is int:
+        return _Integer
+    return _Integer | None if hint == (int | None) else hint
+
+
 class AttrsRowCodec(CheckedRowCodec[RowT]):
     """Codec of rows that are arrays of the fields of a class.
 
@@ -376,7 +388,7 @@ class AttrsRowCodec(CheckedRowCodec[RowT]):
         hints = typing.get_type_hints(row_type)
         fields = attrs.fields(row_type)  # type: ignore[arg-type]
         # In older attrs, classes made by make_class have no annotations.
-        types = tuple(hints.get(field.name, field.type) for field in fields)
+        types = tuple(_bounded(hints.get(field.name, field.type)) for field in fields)
         self.types = tuple.__class_getitem__(types)
         self.fast_class: Callable[..., RowT] = fast_class(row_type)
         self._names = [field.name for field in fields]

@@ -39,6 +39,16 @@ class MemoryStreamTests(SynchronousTestCase):
     def make(self, **options: Any) -> MemoryStream:
         return MemoryStream(TYPING, instance_name="w", **options)
 
+    def test_not_a_writer(self) -> None:
+        """An instance that is not among the writers cannot write, and is told so."""
+        self.assertEqual(self.make(writers=["v", "w"]).write([typing("!r")]), 1)
+        error = self.assertRaises(
+            StreamConfigurationError,
+            self.make(writers=["v"]).write,
+            [typing("!r")],
+        )
+        self.assertIn("w does not write typing; add it to the writers", str(error))
+
     def fetch(
         self,
         stream: MemoryStream,

@@ -150,7 +150,13 @@ class RowCodecTests(SynchronousTestCase):
     """``AttrsRowCodec``."""
 
     @settings(derandomize=True, deadline=None)
-    @given(st.lists(st.builds(Row, TEXTS, st.integers(), st.lists(TEXTS), JSON)))
+    @given(
+        st.lists(
+            st.builds(
+                Row, TEXTS, st.integers(-(2**63), 2**63 - 1), st.lists(TEXTS), JSON
+            )
+        )
+    )
     def test_round_trip(self, rows: list[Row]) -> None:
         """Rows are decoded exactly as they were encoded, as text and as values."""
         self.assertEqual(

@@ -7,7 +7,11 @@ from typing import Any
 import attrs
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.errors import RowDecodeError, StreamConfigurationError
+from synapse_replication.errors import (
+    LocalProtocolError,
+    RowDecodeError,
+    StreamConfigurationError,
+)
 from synapse_replication.streams.id_column import IdColumn
 from synapse_replication.streams.table import TableStream
 
@@ -68,6 +72,22 @@ class TableStreamTests(SynchronousTestCase):
         stream = declare(columns={"order_id": "text", "amount": "integer?"})
 
         self.assertEqual(stream.columns, (("order_id", str), ("amount", int | None)))
+
+    def test_range_of_integers(self) -> None:
+        """An integer that does not fit into bigint is refused, with its column."""
+        stream = TableStream(
+            name="s", table="s", id_column="id", sequence="q", writers="w",
+            columns={"n": "integer", "m": "integer?"},
+        )  # fmt: skip
+        codec = stream.description.codec
+        for number in (2**63 - 1, -(2**63)):
+            row = codec.row_type(number, number)
+            self.assertEqual(codec.decode([codec.encode_new(row)]).rows, [row])
+        for numbers in ((2**63, 0), (0, -(2**63) - 1), (2**64, None), (10**30, 1)):
+            error = self.assertRaises(
+                LocalProtocolError, codec.encode_new, codec.row_type(*numbers)
+            )
+            self.assertRegex(str(error), "a row of s cannot be written: ")
 
     def test_last_columns_may_be_missing(self) -> None:
         """The last columns that may be null are null if a row does not have them."""
