@@ -5,6 +5,9 @@ has loaded and verified (*class data sharing*), instead of reading them from the
 The first job makes the archive at its end, and later ones use it. It takes 100 to
 200 MB, and is bound to a Java and to the jars: a hash of both is in its name.
 
+Such an archive extends the one of Java's own classes, which is a part of most Javas,
+but not of the wheel's: for that one, none is made.
+
 Nothing depends on it. Java itself ignores an archive that does not match, and none is
 made if the folder cannot be written, belongs to another user, or has little space. Java
 checks a new archive completely, and it gets its name, which includes its size, only
@@ -98,7 +101,7 @@ class ClassArchive:
 
         Each process has its own file, so that several jobs may do this at once.
         """
-        if self.folder is None:
+        if self.folder is None or not _has_own_archive(self.java):
             return None
         try:
             if shutil.disk_usage(self.folder).free < _ENOUGH_SPACE:
@@ -149,6 +152,11 @@ class ClassArchive:
         for each in folder.glob(f"*{_SUFFIX}"):
             if each.stat().st_mtime < limit:
                 each.unlink(missing_ok=True)
+
+
+def _has_own_archive(java: Java) -> bool:
+    home = Path(os.path.realpath(java.path)).parent.parent
+    return (home / "lib" / "server" / "classes.jsa").exists()
 
 
 def cache_folder() -> Path | None:

@@ -51,6 +51,7 @@ _VERSION: Final = re.compile(r'(?:version |JAVA_VERSION=)"(?:1\.)?(\d+)')
 _NOISE: Final = re.compile(
     r"Using incubator modules"
     r"|Failed to cancel job group"
+    r"|package \S+ not in java\.base"
     r"|Using Spark's (?:default|repl) log4j profile"
     r"|Setting default log level to|To adjust logging level use"
 )

@@ -27,13 +27,17 @@ class ClassArchiveTests(SynchronousTestCase):
         self.patch(os, "environ", environ)
         self.jar = self.folder / "a.jar"
         self.jar.write_text("classes")
-        program = self.folder / "java"
+        program = self.folder / "jdk" / "bin" / "java"
+        program.parent.mkdir(parents=True)
         # It accepts an archive with the content "good".
         program.write_text(
             "#!/bin/sh\n"
             'test "$2" = -Xshare:on && grep -q good "${1#-XX:SharedArchiveFile=}"\n'
         )
         program.chmod(0o755)
+        self.of_java = self.folder / "jdk" / "lib" / "server" / "classes.jsa"
+        self.of_java.parent.mkdir(parents=True)
+        self.of_java.touch()
         self.java = Java(str(program), 17, "17.0.1+1")
 
     def archive(self) -> ClassArchive:
@@ -60,6 +64,11 @@ class ClassArchiveTests(SynchronousTestCase):
         self.assertEqual([found], self.files())
         assert found is not None
         self.assertEqual(found.read_text(), "good")
+
+    def test_java_without_archive(self) -> None:
+        """A Java without an archive of its own classes would write none at its end."""
+        self.of_java.unlink()
+        self.assertIsNone(self.archive().new_file())
 
     def test_unusable(self) -> None:
         """An archive that Java rejects is removed."""

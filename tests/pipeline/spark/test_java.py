@@ -125,6 +125,7 @@ class WithoutNoiseTests(SynchronousTestCase):
         self.assertEqual(
             _filtered(
                 "WARNING: Using incubator modules: jdk.incubator.vector\n"
+                "WARNING: package sun.security.action not in java.base\n"
                 "2026-01-31 12:00:00 WARN DAGScheduler: Failed to cancel job group 7\n"
                 "2026-01-31 12:00:00 ERROR Executor: no space left\n"
             ),
