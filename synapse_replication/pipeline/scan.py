@@ -17,12 +17,16 @@ _logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
-#: The maximum number of tasks that read files, and the minimum number for several.
-_TASKS: Final = 64
+#: The number of tasks that several files have at least.
 _FEW_TASKS: Final = 2
 
 #: The size of files in bytes for which a separate task pays off.
 _TASK_BYTES: Final = 2 * 2**20
+
+#: The number of tasks beyond which this size is a larger one, so that there are not
+#: more than a driver can schedule.
+_MANY_TASKS: Final = 64
+_LARGE_TASK_BYTES: Final = 64 * 2**20
 
 #: Spark's message if a worker takes more than 10 s to start. That limit cannot be
 #: configured.
@@ -189,5 +193,6 @@ def grouped(items: Sequence[_T], size: Callable[[_T], int]) -> list[Sequence[_T]
     :param size: returns the size of a file in bytes. Small files share a task.
     """
     total = sum(map(size, items))
-    count = min(len(items), _TASKS, max(_FEW_TASKS, total // _TASK_BYTES))
+    count = max(min(_MANY_TASKS, total // _TASK_BYTES), total // _LARGE_TASK_BYTES)
+    count = min(len(items), max(_FEW_TASKS, count))
     return [items[number::count] for number in range(count)]

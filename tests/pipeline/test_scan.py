@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from itertools import chain
 
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -35,3 +36,24 @@ class TaskTests(SynchronousTestCase):
         with self.assertRaises(PipelineError) as caught, spark_errors_shortened():
             scan.run_tasks(work, [7], shared_session())
         self.assertEqual(str(caught.exception), "task 7 failed")
+
+
+class GroupedTests(SynchronousTestCase):
+    """Tests for :func:`.scan.grouped`."""
+
+    def tasks(self, files: int, size: int) -> int:
+        """Return the number of tasks for files of the same size, in bytes."""
+        groups = scan.grouped(range(files), lambda file: size)
+        self.assertEqual(sorted(chain.from_iterable(groups)), list(range(files)))
+        sizes = [len(group) for group in groups]
+        self.assertLessEqual(max(sizes) - min(sizes), 1)
+        return len(groups)
+
+    def test_count(self) -> None:
+        """Small files share a task; a large archive has more tasks than a small one."""
+        self.assertEqual(self.tasks(1, 10**9), 1)
+        self.assertEqual(self.tasks(97, 1000), 2)
+        self.assertEqual(self.tasks(97, 300_000), 13)
+        self.assertEqual(self.tasks(1000, 300_000), 64)
+        # 100 GiB, as of five billion rows.
+        self.assertEqual(self.tasks(40_000, 100 * 2**30 // 40_000), 1599)
