@@ -18,7 +18,7 @@ _WORKER = "org.apache.spark.deploy.worker.Worker"
 _REGISTERED = "Successfully registered with master"
 
 #: Timeout in s for the master to register a worker.
-START_TIMEOUT = 300.0
+START_TIMEOUT = 600.0
 
 
 class StandaloneCluster:

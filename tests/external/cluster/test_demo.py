@@ -27,7 +27,10 @@ from synapse_replication.pipeline.archive.snapshot import read_archive
 from synapse_replication.pipeline.settings import PipelineSettings
 from synapse_replication.recordings.reader import shipped_recording
 from synapse_replication.streams.standard.registry import MAIN_INSTANCE
+from tests.external import skip_reason
 from tests.pipeline.shared_session import shared_session
+
+skip = skip_reason("cluster")
 
 #: The number of rows; a variable of the environment can increase it.
 _ROWS = int(os.environ.get("SYNAPSE_REPLICATION_DEMO_ROWS", "600"))
