@@ -129,6 +129,7 @@ class Replication(Service):
         self._observers = _make_observers(
             options, self._clock, self.metrics_registry, self._spans
         )
+        self._observer, self._status = self._observers.observer, self._observers.status
         #: Delivers events to subscribed callbacks.
         self.hooks = self._observers.hooks
         self.host = StandaloneHost(
@@ -136,7 +137,7 @@ class Replication(Service):
                 options.server_name, options.instance_name, secrets.token_urlsafe(12)
             ),
             self._clock,
-            self._observers.observer,
+            self._observer,
             self.hooks,
             lambda name: with_retries(
                 self._client.for_stream(name), self._clock, random.random
@@ -180,7 +181,7 @@ class Replication(Service):
             options.secret,
             self._reactor,
             epoch_of=self._wiring.epochs.epoch_of if options.backlog else None,
-            observer=self._observers.observer,
+            observer=self._observer,
         )
         return client, pool
 
@@ -233,7 +234,7 @@ class Replication(Service):
         return make_root(
             frozenset({"health", "metrics"}),
             self.metrics_registry,
-            self._observers.status.snapshot,
+            self._status.snapshot,
         )
 
     # -- IService -------------------------------------------------------------------
@@ -288,7 +289,7 @@ class Replication(Service):
 
     def snapshot(self) -> ProcessStatus:
         """Return the current replication status."""
-        return self._observers.status.snapshot()
+        return self._status.snapshot()
 
     def resize_backlog(self, options: BacklogOptions) -> None:
         """Change the limits of the backlogs."""
@@ -338,7 +339,7 @@ class Replication(Service):
         streamer = ReplicationStreamer(
             host,
             handler.sender,
-            self._observers.observer,
+            self._observer,
             options=StreamerOptions(torture_level=options.torture_level),
         )
         await self._open_links(handler.start_replication())
@@ -374,7 +375,7 @@ class Replication(Service):
         check_sink(sink, interfaces.RowSink, self._options, "sink")
         check_sink(host.commands, interfaces.CommandSink, self._options, "command_sink")
         host.set_sink(sink, setup.largest_token)
-        self._observers.status.damage = getattr(sink, "damage", "")
+        self._status.damage = getattr(sink, "damage", "")
         for each in (sink, host.commands):
             if isinstance(each, interfaces.ClosableSink):
                 self._stops.add(f"closing {type(each).__name__}", each.close)
@@ -389,9 +390,7 @@ class Replication(Service):
                 [MAIN_INSTANCE, config.instance_name, *config.instances],
             ),
         )
-        return ReplicationCommandHandler(
-            self.host, self._observers.observer, options=options
-        )
+        return ReplicationCommandHandler(self.host, self._observer, options=options)
 
     async def _open_links(self, channels: tuple[str, ...]) -> None:
         options = self._options
@@ -406,7 +405,7 @@ class Replication(Service):
                 self.host,
                 self._wiring.backlog,
                 self.metrics_registry,
-                self._observers.status.snapshot,
+                self._status.snapshot,
             ):
                 await listening.open(listener, site)
         if options.has_direct_tcp:
@@ -430,12 +429,12 @@ class Replication(Service):
             options.server_name,
             self._clock,
             self._wiring.handler,
-            self._observers.observer,
+            self._observer,
             limit=options.tcp_limit,
             extension=self._wiring.extension,
             max_connections=options.max_tcp_connections,
         )
-        self._observers.status.watch_buffers(factory.buffers)
+        self._status.watch_buffers(factory.buffers)
         self._stops.add("closing direct TCP connections", factory.close_connections)
         listening = Listening(self._reactor, options, self._stops)
         for description in options.tcp_listen:
@@ -452,11 +451,11 @@ class Replication(Service):
             options.server_name,
             self._clock,
             self._wiring.handler,
-            self._observers.observer,
+            self._observer,
             limit=options.tcp_limit,
             extension=self._wiring.extension,
         )
-        self._observers.status.watch_buffers(client.buffers)
+        self._status.watch_buffers(client.buffers)
         return client
 
     def _connect_redis(self, redis: RedisOptions, channels: tuple[str, ...]) -> None:
@@ -466,14 +465,14 @@ class Replication(Service):
             redis,
             self._options.server_name,
             handler,
-            self._observers.observer,
+            self._observer,
             lambda lost: handler.sender.announce_positions(),
             channels,
             extension=self._wiring.extension,
         )
         connect_redis(link, self._options, self._stops)
         self.host.set_cache(link.cache)
-        self._observers.status.watch_buffers(link.buffers)
+        self._status.watch_buffers(link.buffers)
 
     def _clear_users(self) -> None:
         sender = self._wiring.handler.sender
@@ -500,7 +499,7 @@ class Replication(Service):
             # Everything that was started has been stopped.
             return
         self.hooks.stopping()
-        links = self._observers.status.snapshot().links
+        links = self._status.snapshot().links
         outcome = "everything received was handled and everything written was sent"
         if links and not any(link.up for link in links):
             outcome = "no link was up: readers will fetch what they have not received"
