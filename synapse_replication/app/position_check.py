@@ -12,8 +12,10 @@ writer without the extension, the delivered tokens up to its stored position are
 therefore compared with the committed ones, with one scan of an index per table. Rows
 that are missing are delivered late. While a writer writes nothing, nothing is scanned.
 
-A stream that any instance may write (``caches``) has no stored positions; the newest
-tokens of its writers in the table take their place.
+A stream that any instance may write (``caches``) has no stored positions. The newest
+tokens of its writers in the table take their place, unless a transaction that has
+inserted into the table is open: it may hold a lower id. A writer that reports its
+position needs neither.
 
 A writer that speaks the extension reports its position every few seconds. If all
 writers do, only every sixth read takes place.
@@ -28,7 +30,8 @@ A stored position carries less weight than an announced one: it never rewinds a 
 and a position that is implausibly far ahead is verified like any other claim.
 
 A hot standby may show any earlier state, and different ones if several are listed. So
-nothing that a standby shows counts as a loss.
+nothing that a standby shows counts as a loss. It does not show open transactions, so
+streams without stored positions are not compared there.
 """
 
 from __future__ import annotations
@@ -223,7 +226,12 @@ class StoredPositionCheck:
         if not reading.is_standby:
             self._look_for_set_back(found, stored)
             self._timeline = found.timeline
-        self._stored = tokens = stored | reading.newest
+        self._stored = tokens = stored | {
+            key: token
+            for key, token in reading.newest.items()
+            # A writer that reports its position knows which ids are finished.
+            if not self._is_reporting(key[1])
+        }
         if self._is_running:
             for (stream_name, writer), (complete, upto) in reading.committed.items():
                 self._handler.receivers[stream_name].verify(writer, complete, upto)

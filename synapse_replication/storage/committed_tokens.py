@@ -15,6 +15,7 @@ import psycopg2
 
 from synapse_replication.storage import id_streams, queries
 from synapse_replication.storage.id_streams import AccessPath, IdStream
+from synapse_replication.storage.open_transactions import read_open_transactions
 from synapse_replication.storage.standby import read_role
 
 #: ``(stream, writer)``; streams have their names on the wire.
@@ -34,7 +35,8 @@ class TokenReading:
 
     :ivar stored: the stored positions of all writers.
     :ivar newest: the greatest tokens of each writer of streams without stored
-        positions.
+        positions; not of those to which an open transaction has written, or on a
+        standby, which does not show open transactions.
     :ivar committed: the committed tokens of the requested ranges, in order, and the
         token up to which they are complete.
     :ivar is_standby: whether the database is a standby.
@@ -77,10 +79,13 @@ class TokenReader:
             streams = id_streams.with_existing_tables(txn, streams)
         stored = id_streams.read_tokens(txn, streams)
         newest: Tokens = {}
-        for name, stream in streams.items():
-            if not stream.writers:
-                newest |= self._newest_tokens(txn, name, stream)
         is_standby = read_role(txn).is_standby
+        for name, stream in streams.items():
+            if not stream.writers and not is_standby:
+                found = self._newest_tokens(txn, name, stream)
+                # A transaction that has inserted a lower id may be committed later.
+                if not read_open_transactions(txn, stream):
+                    newest |= found
         if is_standby:
             ranges = {
                 key: (after, min(upto, stored[key]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import psycopg2
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorFromThreads
 from twisted.internet.task import deferLater
@@ -228,6 +229,31 @@ class StoredPositionCheckTests(PostgresMixin, TestCase):
         await self.read()
         self.clock.advance(GRACE)
         self.assertEqual(self.reported, [("bar", "w1", 7)])
+
+    async def test_unfinished_id(self) -> None:
+        """Newest rows are no position while a transaction may hold a lower id."""
+        self.sql("CREATE TABLE barbar (stream_id bigint, instance_name text)")
+        self.sql("INSERT INTO barbar VALUES (7, 'w1')")
+        self.known["bar", "w1"] = 5
+        other = psycopg2.connect(self.dsn)
+        self.addCleanup(other.close)
+        other.cursor().execute("INSERT INTO barbar VALUES (6, 'w1')")
+        await self.read()
+        self.clock.advance(GRACE)
+        self.assertEqual(self.reported, [])
+        other.commit()
+        await self.read()
+        self.clock.advance(GRACE)
+        self.assertEqual(self.reported, [("bar", "w1", 7)])
+
+    async def test_newest_of_one_that_reports(self) -> None:
+        """The newest rows of a writer that reports its position are no position."""
+        self.sql("CREATE TABLE barbar (stream_id bigint, instance_name text)")
+        self.sql("INSERT INTO barbar VALUES (7, 'w2')")
+        self.known["bar", "w2"] = 5
+        await self.read()
+        self.clock.advance(GRACE)
+        self.assertEqual(self.reported, [])
 
     async def test_negative_ids(self) -> None:
         """The tokens of a stream that counts down are positive."""

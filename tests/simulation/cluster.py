@@ -105,6 +105,7 @@ class Cluster:
             self.standby = SimulatedStandby(
                 self.database, Random(f"{seed}/replay"), TABLES
             )
+            self.ledger.on_standby.add("reader2")
         self.processes: dict[str, Process] = {}
         #: Processes that are about to be stopped and write nothing more.
         self.stopping: set[str] = set()

@@ -136,6 +136,8 @@ class Ledger:
     :param idempotent: the names of the idempotent streams.
     :param in_memory: the names of the streams in memory.
     :param trace: called with a text for each event.
+    :ivar on_standby: the readers whose database is a standby. They are not given the
+        discarded rows of an idempotent stream, which has no stored positions.
     :ivar violations: the texts of all violations, even of those that a caller caught.
     :ivar committed_rows: the number of committed rows.
     :ivar applied_rows: the number of delivered rows, summed over all processes.
@@ -164,6 +166,7 @@ class Ledger:
         self.readers: dict[str, Reader] = {}
         self._starts: Counter[str] = Counter()
         self._epochs: dict[str, int] = {}
+        self.on_standby: set[str] = set()
         self.violations: list[str] = []
         self.committed_rows = 0
         self.applied_rows = 0
@@ -294,6 +297,9 @@ class Ledger:
                     f"{reader.name} is at {reader.positions[key]} of {stream} of "
                     f"{writer}, which now commits {token}"
                 )
+
+    def _is_never_late(self, reader: Reader, stream: str) -> bool:
+        return stream in self._idempotent and reader.name in self.on_standby
 
     def cut_off(self, name: str, *, is_lost: bool = False) -> None:
         """Excuse the rows owed to a process of which a link changed.
@@ -681,7 +687,8 @@ class Ledger:
                         f"{reader.name} lacks {sorted(owed)} of {stream} of {writer}, "
                         "which a false position hid"
                     )
-                if late := reader.late.get((stream, writer)):
+                late = reader.late.get((stream, writer))
+                if late and not self._is_never_late(reader, stream):
                     lacks.append(
                         f"{reader.name} lacks {sorted(late)} of {stream} of {writer}, "
                         "which their writer discarded"
