@@ -12,7 +12,11 @@ from synapse_replication.config.replication_options import ReplicationOptions
 from synapse_replication.errors import StorageError
 from synapse_replication.handlers.host_parts import ReactorClock
 from synapse_replication.storage.database import Database, until_available
-from synapse_replication.storage.standby import preferring_writable, read_role
+from synapse_replication.storage.standby import (
+    DatabaseRole,
+    preferring_writable,
+    read_role,
+)
 from synapse_replication.storage.writer_lock import WriterLock
 from synapse_replication.text import process_label
 
@@ -38,9 +42,10 @@ def _writes_database(options: ReplicationOptions) -> bool:
 
 async def check_database(
     options: ReplicationOptions, database: Database, clock: ReactorClock
-) -> None:
+) -> DatabaseRole:
     """Check that the database can be used, once it is available.
 
+    :return: what kind of server it is.
     :raises ConfigError: if the database is a standby, and this process writes to it, or
         reads a stream without stored positions.
     """
@@ -58,7 +63,7 @@ async def check_database(
             "target_session_attrs to read-write",
         )
     if not role.is_standby:
-        return
+        return role
     if without := [name for name in options.stored if not options.writers[name]]:
         raise options.error(
             "database",
@@ -68,6 +73,7 @@ async def check_database(
             "connect to the primary, or remove the stream from `streams`",
         )
     _log.info("The database is a standby: rows that it has not replayed are waited for")
+    return role
 
 
 async def lock_name(
@@ -77,16 +83,18 @@ async def lock_name(
     stops: StopSteps,
     name_lost: Callable[[StorageError], object],
 ) -> None:
-    """Acquire the lock of this process's name, if it writes to the database.
+    """Acquire the name of this process, if it writes a stream with declared writers.
 
-    :param database: refuses to write when another process has acquired the name.
+    :param database: accepts writes; it refuses those of this process when another
+        process has acquired the name.
     :param stops: receives the release of the lock.
     :param name_lost: called when another process has acquired the name.
     :raises StorageError: if another process holds the lock.
     """
-    if not (_writes_database(options) and options.writer_lock):
+    writes = any(options.instance_name in each for each in options.writers.values())
+    if not (writes and options.writer_lock):
         return
-    assert options.database is not None, "the streams that it writes are in it"
+    assert options.database is not None, "it is used"
     # The lock belongs to a session, so it needs a connection of its own.
     own = Database(
         preferring_writable(options.database.conninfo), reactor, max_connections=1

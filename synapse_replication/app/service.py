@@ -60,6 +60,7 @@ from synapse_replication.instrumentation.prometheus import ReplicationMetrics
 from synapse_replication.instrumentation.status.model import ProcessStatus
 from synapse_replication.instrumentation.status.status_observer import StatusObserver
 from synapse_replication.redis.external_cache import ExternalCache
+from synapse_replication.redis.fencing import PublisherName
 from synapse_replication.redis.link import RedisReplicationLink
 from synapse_replication.redis.options import RedisOptions
 from synapse_replication.storage.database import Database
@@ -316,10 +317,11 @@ class Replication(Service):
             background = host.run_as_background_process
             self._stops.add("ending background work", background.wait)
         if (database := self._database) is not None and options.stored:
-            await check_database(options, database, self._clock)
-            await lock_name(
-                options, database, self._reactor, self._stops, self._name_lost
-            )
+            role = await check_database(options, database, self._clock)
+            if not role.is_read_only:
+                await lock_name(
+                    options, database, self._reactor, self._stops, self._name_lost
+                )
         setup = StreamSetup(options, host, self._database, self._reactor)
         self._add_sinks(setup)
         await setup.add_streams(self.sink)
@@ -469,10 +471,22 @@ class Replication(Service):
             lambda lost: handler.sender.announce_positions(),
             channels,
             extension=self._wiring.extension,
+            publisher=PublisherName(
+                self._observer,
+                self._options.server_name,
+                self._options.instance_name,
+                self._find_name_check,
+            ),
         )
         connect_redis(link, self._options, self._stops)
         self.host.set_cache(link.cache)
         self._status.watch_buffers(link.buffers)
+
+    def _find_name_check(self) -> Callable[[], Deferred[None]] | None:
+        database = self._database
+        if database is None or database.admission is None:
+            return None
+        return database.confirm_name
 
     def _clear_users(self) -> None:
         sender = self._wiring.handler.sender

@@ -110,6 +110,7 @@ class HostConnections:
         self, pool: Any, database: HostDatabase, reactor: IHomeserverReactor
     ) -> None:
         self.admission: Admission | None = None
+        self._database = database
         self._reactor = reactor
         self._open_by_host: Callable[[Any], object] | None = pool.openfun
         self._ended: dict[LostAnswer, tuple[int, Deferred[None]]] = {}
@@ -148,6 +149,20 @@ class HostConnections:
     def lost_answers(self) -> list[LostAnswer]:
         """Return the transactions whose COMMIT was not answered, oldest first."""
         return list(self._lost)
+
+    def confirm_name(self) -> Deferred[None]:
+        """Check now that this process still has the name that it has acquired.
+
+        If it has not, stop the process.
+
+        :return: fires if it has.
+        :raises NameLostError: if another process has acquired it; in the Deferred.
+        """
+        admission = self.admission
+        assert admission is not None, "a name was acquired"
+        return self._database.transact(
+            "confirm_name", admission.confirm, autocommit=True
+        )
 
     def explain(self, error: Exception) -> Exception:
         """Return the error, or that another process has the name of this one.
@@ -341,6 +356,18 @@ def _follow(ended: Deferred[None]) -> Deferred[None]:
     follower: Deferred[None] = Deferred()
     ended.addCallback(lambda _: follower.callback(None))
     return follower
+
+
+def find_name_check(db: DatabasePool) -> Callable[[], Deferred[None]] | None:
+    """Return the check that this process has its name, if it has acquired one.
+
+    :param db: the host's connection pool.
+    """
+    pool = getattr(db, "_db_pool", None)
+    connections = None if pool is None else _connections.get(pool)
+    if connections is None or connections.admission is None:
+        return None
+    return connections.confirm_name
 
 
 def end_predecessors(db_conn: DatabaseConnection, instance_name: str) -> None:

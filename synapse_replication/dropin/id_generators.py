@@ -42,7 +42,7 @@ from synapse_replication.dropin.homeserver import (
 )
 from synapse_replication.dropin.host_code import make_yieldable
 from synapse_replication.dropin.host_database import HostDatabase, end_predecessors
-from synapse_replication.dropin.host_streams import generators
+from synapse_replication.dropin.host_streams import declared_writers, generators
 from synapse_replication.dropin.observer import observer_of
 from synapse_replication.dropin.settings import own_settings, variable
 from synapse_replication.dropin.synapse_host import HostClock
@@ -145,8 +145,13 @@ class DropInIdGenerator(id_generators.MultiWriterIdGenerator):
         )
         database = HostDatabase(db, server_name)
         if database.is_postgres:
+            # A stream that is held in memory has no ids.
+            holds_name = own_settings().writer_lock and (
+                instance_name in writers
+                or instance_name in declared_writers(hs.config.worker, "typing")
+            )
             positions, admission = _start_on_postgres(
-                db_conn, stream, server_name, instance_name
+                db_conn, stream, server_name, instance_name, holds_name=holds_name
             )
             database.open_connections(admission)
         else:
@@ -318,19 +323,24 @@ def _connect(db_conn: DatabaseConnection) -> connection:
 
 
 def _start_on_postgres(
-    db_conn: DatabaseConnection, stream: IdStream, server_name: str, instance_name: str
+    db_conn: DatabaseConnection,
+    stream: IdStream,
+    server_name: str,
+    instance_name: str,
+    *,
+    holds_name: bool,
 ) -> tuple[WriterPositions, Admission | None]:
     """Load the positions of a stream's writers with the host's connection.
 
-    A writer first makes sure that no other process writes with its name.
-
+    :param holds_name: whether to make sure first that no other process writes with the
+        name of this one.
     :return: the positions, and the name that this process has acquired, if any.
 
     :raises IncorrectDatabaseSetup: which the host reports at startup, and exits.
     """
     try:
         admission = None
-        if own_settings().writer_lock and instance_name in stream.writers:
+        if holds_name:
             admission = _hold_name(db_conn, server_name, instance_name)
         _wait_for_predecessor(db_conn, stream, instance_name)
         name = f"load_positions_{stream.stream_name}"

@@ -5,7 +5,8 @@ cache, and passes it to the factory of the subscription. If the part ``redis`` i
 replaced, both connections come from this package, and the subscription sends its
 commands through the outbound connection's sender, which pipelines the commands. If the
 command handler is also replaced, and the extension is not disabled, the subscription
-includes the extension's channel.
+includes the extension's channel. The outbound connection ends those of a predecessor,
+and is used only if the process still has its name.
 """
 
 from __future__ import annotations
@@ -22,8 +23,10 @@ from txredisapi import RedisFactory
 from synapse_replication.dropin.foreign import as_connection_handler
 from synapse_replication.dropin.homeserver import Homeserver, RedisHandler
 from synapse_replication.dropin.host_code import host_attribute
+from synapse_replication.dropin.host_database import find_name_check
 from synapse_replication.dropin.observer import observer_of
 from synapse_replication.handlers.extension.extension import ReplicationExtension
+from synapse_replication.redis.fencing import PublisherName
 from synapse_replication.redis.sender import RedisSender
 from synapse_replication.redis.sender_protocol import SenderFactory
 from synapse_replication.redis.subscriber import CommandPublisher, SubscriberFactory
@@ -68,6 +71,12 @@ class DropInRedisFactory(SenderFactory):
                 observer,
                 announce,
                 on_connected=resume_extension,
+            ),
+            publisher=PublisherName(
+                observer,
+                hs.hostname,
+                hs.get_instance_name(),
+                lambda: find_name_check(hs.get_datastores().main.db_pool),
             ),
             uuid=uuid,
             dbid=dbid,

@@ -1,4 +1,4 @@
-"""Fencing: makes Redis close a lost connection before the next connection is used.
+"""Fencing: makes Redis close other connections before a new connection is used.
 
 Theory of operation: after a connection is lost at this end, it may still be open in
 Redis, with publishes that Redis has not read yet. Redis would deliver them after the
@@ -14,13 +14,23 @@ Over a Unix socket there is no fencing: all clients have the same address, so af
 restart of Redis the id and the address might identify another client. A transport
 without a socket needs no fencing, because it has no kernel buffer that could contain
 publishes.
+
+A process that has acquired its name in the database also makes Redis close the
+connections of its predecessors, which may be suspended and resume at any instruction.
+Before anything is published on a new connection, the process names it after itself
+(CLIENT SETNAME), then lets the database confirm that it still has its name, then kills
+all other connections with that name. So a process that acquires a name afterwards
+either finds the connections of its predecessor by their name, and ends them together
+with the publishes that Redis has not read; or the predecessor cannot publish on them,
+because the database does not confirm its name any more. No clock is involved.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Generic, TypeVar
+from urllib.parse import quote
 
 import attrs
 import txredisapi
@@ -39,28 +49,33 @@ MAX_HANG_UPS = 3
 #: port 0 and does not match.
 _CLIENT = re.compile(r"id=(\d+) addr=(\S+:[1-9]\d*) ")
 
-_FEATURE = (
+#: The id in a line of Redis's answer to CLIENT LIST.
+_NUMBER = re.compile(r"id=(\d+) ")
+
+_LOST = (
     "fencing of lost connections to Redis (CLIENT INFO and CLIENT KILL, since Redis "
     "6.2; permit client|info and client|kill in the user's ACL)"
 )
 
+_PREDECESSORS = (
+    "fencing of connections to Redis of a process that was replaced (CLIENT SETNAME, "
+    "CLIENT LIST and CLIENT KILL; permit client|setname, client|list and client|kill "
+    "in the user's ACL)"
+)
+
 
 class FencingState:
-    """State of fencing that outlives the individual connections.
+    """What is known about fencing commands; it outlives the individual connections.
 
-    :ivar previous: the id that Redis assigned to the newest connection whose identity
-        is known, and the connection's address as seen by Redis, which may differ from
-        the local address due to address translation. Both are needed, because Redis
-        assigns the same ids again after a restart, and so may another Redis server.
     :ivar is_unavailable: whether fencing is disabled, because Redis rejects the
         commands, does not support them, or closes the connection on them.
     :ivar has_answered: whether the server has answered a fencing command at least once.
     """
 
-    def __init__(self, observer: ReplicationObserver) -> None:
+    def __init__(self, observer: ReplicationObserver, feature: str) -> None:
         self._observer = observer
+        self._feature = feature
         self._hang_ups = 0
-        self.previous: tuple[str, str] | None = None
         self.is_unavailable = False
         self.has_answered = False
 
@@ -68,44 +83,67 @@ class FencingState:
         """Record that the server closed a connection instead of answering."""
         self._hang_ups += 1
         if self._hang_ups >= MAX_HANG_UPS:
-            self.refused("the server closes the connection on CLIENT INFO")
+            self.refused("the server closes the connection on CLIENT commands")
 
     def refused(self, why: str) -> None:
         """Disable fencing, and report the reason."""
         self.is_unavailable = True
-        self._observer.observe(FeatureUnavailable(_FEATURE, why))
+        self.failed(why)
 
     def failed(self, why: str) -> None:
         """Report that fencing failed on one connection."""
-        self._observer.observe(FeatureUnavailable(_FEATURE, why))
+        self._observer.observe(FeatureUnavailable(self._feature, why))
+
+
+class LostConnections(FencingState):
+    """State of the fencing of lost connections.
+
+    :ivar previous: the id that Redis assigned to the newest connection whose identity
+        is known, and the connection's address as seen by Redis, which may differ from
+        the local address due to address translation. Both are needed, because Redis
+        assigns the same ids again after a restart, and so may another Redis server.
+    """
+
+    def __init__(self, observer: ReplicationObserver) -> None:
+        super().__init__(observer, _LOST)
+        self.previous: tuple[str, str] | None = None
+
+
+class PublisherName(FencingState):
+    """The name under which a process publishes, and the fencing of its predecessors.
+
+    :param find_check: returns a function that checks in the database that this process
+        has its name: its Deferred fails if another process has acquired the name, or if
+        that cannot be checked. ``None`` if this process has not acquired its name.
+    :ivar text: the name of its connections in Redis.
+    """
+
+    def __init__(
+        self,
+        observer: ReplicationObserver,
+        server_name: str,
+        instance_name: str,
+        find_check: Callable[[], Callable[[], Deferred[Any]] | None],
+    ) -> None:
+        super().__init__(observer, _PREDECESSORS)
+        self.find_check = find_check
+        # Redis accepts no space and no character beyond ASCII.
+        self.text = f"synapse_replication/{quote(server_name)}/{quote(instance_name)}"
+
+
+_State = TypeVar("_State", bound=FencingState)
 
 
 @attrs.define(eq=False, repr=False)
-class ConnectionFence:
+class _Fence(Generic[_State]):
     """The fencing commands of one connection.
 
     :param execute: sends a command to Redis.
-    :param is_possible: whether a connection of this kind can be fenced.
-    :ivar identity_requested: whether :meth:`request_identity` was called.
     """
 
-    _state: FencingState
+    _state: _State
     _execute: Callable[..., Deferred[Any]]
-    _is_possible: bool = attrs.field(kw_only=True)
     _unanswered: int = attrs.field(default=0, init=False)
-    identity_requested: bool = attrs.field(default=False, init=False)
-
-    def kill_previous(self) -> None:
-        """Make Redis close the latest connection whose identity is known, if any."""
-        if self._is_available() and self._state.previous is not None:
-            number, address = self._state.previous
-            self._send("KILL", "ID", number, "ADDR", address)
-
-    def request_identity(self) -> None:
-        """Request this connection's id and address. Call it after the first publish."""
-        self.identity_requested = True
-        if self._is_available():
-            self._send("INFO").addCallback(self._record_identity)
 
     def connection_lost(self, *, is_explained: bool) -> None:
         """Record that the connection was lost.
@@ -115,10 +153,12 @@ class ConnectionFence:
         if self._unanswered and not (is_explained or self._state.has_answered):
             self._state.hung_up()
 
-    def _is_available(self) -> bool:
-        return self._is_possible and not self._state.is_unavailable
-
     def _send(self, *args: str) -> Deferred[Any]:
+        """Send a command.
+
+        :return: fires with the answer; with ``None`` if Redis rejects the command, or
+            the connection is lost.
+        """
         self._unanswered += 1
         return self._execute("CLIENT", *args).addCallbacks(self._answered, self._failed)
 
@@ -126,11 +166,6 @@ class ConnectionFence:
         self._unanswered -= 1
         self._state.has_answered = True
         return answer
-
-    def _record_identity(self, info: Any) -> None:
-        text = info.decode("utf-8", "replace") if isinstance(info, bytes) else info
-        if isinstance(text, str) and (found := _CLIENT.match(text)) is not None:
-            self._state.previous = found[1], found[2]
 
     def _failed(self, failure: Failure) -> None:
         error = failure.value
@@ -149,3 +184,67 @@ class ConnectionFence:
             self._state.refused(str(error))
         else:
             self._state.failed(str(error))
+
+
+@attrs.define(eq=False, repr=False)
+class ConnectionFence(_Fence[LostConnections]):
+    """The fencing of the lost connections of this process.
+
+    :param is_possible: whether a connection of this kind can be fenced.
+    :ivar identity_requested: whether :meth:`request_identity` was called.
+    """
+
+    _is_possible: bool = attrs.field(kw_only=True)
+    identity_requested: bool = attrs.field(default=False, init=False)
+
+    def kill_previous(self) -> None:
+        """Make Redis close the latest connection whose identity is known, if any."""
+        if self._is_available() and self._state.previous is not None:
+            number, address = self._state.previous
+            self._send("KILL", "ID", number, "ADDR", address)
+
+    def request_identity(self) -> None:
+        """Request this connection's id and address. Call it after the first publish."""
+        self.identity_requested = True
+        if self._is_available():
+            self._send("INFO").addCallback(self._record_identity)
+
+    def _is_available(self) -> bool:
+        return self._is_possible and not self._state.is_unavailable
+
+    def _record_identity(self, info: Any) -> None:
+        if (found := _CLIENT.match(_to_text(info))) is not None:
+            self._state.previous = found[1], found[2]
+
+
+@attrs.define(eq=False, repr=False)
+class NameFence(_Fence[PublisherName]):
+    """The fencing of the predecessors of this process."""
+
+    def enter(self) -> Deferred[None] | None:
+        """Make sure that no other process publishes under the name of this one.
+
+        :return: ``None`` if this process has not acquired its name. Otherwise, a
+            Deferred that fires when it may publish; it fails if another process has
+            acquired the name, or if this could not be checked.
+        """
+        confirm = self._state.find_check()
+        return None if confirm is None else Deferred.fromCoroutine(self._enter(confirm))
+
+    async def _enter(self, confirm: Callable[[], Deferred[Any]]) -> None:
+        name = self._state.text
+        if not self._state.is_unavailable:
+            await self._send("SETNAME", name)
+        await confirm()
+        if not self._state.is_unavailable:
+            # Redis does not kill the connection that sends the command.
+            for line in _to_text(await self._send("LIST")).splitlines():
+                if f" name={name} " in line and (found := _NUMBER.match(line)):
+                    self._send("KILL", "ID", found[1])
+
+
+def _to_text(answer: Any) -> str:
+    """Return an answer as text; an empty text if it is neither bytes nor text."""
+    if isinstance(answer, bytes):
+        return answer.decode("utf-8", "replace")
+    return answer if isinstance(answer, str) else ""

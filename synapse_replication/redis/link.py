@@ -15,6 +15,7 @@ from synapse_replication.handlers.interfaces import ConnectionHandler
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.redis.external_cache import ExternalCache
 from synapse_replication.redis.factory import HANDSHAKE_TIMEOUT
+from synapse_replication.redis.fencing import PublisherName
 from synapse_replication.redis.options import RedisOptions
 from synapse_replication.redis.sender import SENDER_NAME, RedisSender
 from synapse_replication.redis.sender_protocol import SenderFactory
@@ -41,6 +42,7 @@ class RedisReplicationLink:
     :param channels: further channels to subscribe to, for instance ``USER_IP``.
     :param extension: sends and receives messages on the extension's channel; ``None``
         to disable the extension.
+    :param publisher: the name of this process; ``None`` if it can have no predecessor.
     :param ping_interval: the interval between pings on each connection, in s.
     :param reply_timeout: time limit of a reply, in s.
     :param jitter: see :class:`~synapse_replication.redis.factory.SynapseRedisFactory`,
@@ -60,6 +62,7 @@ class RedisReplicationLink:
         channels: Sequence[str] = (),
         *,
         extension: ReplicationExtension | None = None,
+        publisher: PublisherName | None = None,
         ping_interval: float = 30.0,
         reply_timeout: float = 30.0,
         handshake_timeout: float = HANDSHAKE_TIMEOUT,
@@ -82,7 +85,9 @@ class RedisReplicationLink:
             on_lost,
             on_connected=extension.sending_resumed if extension else None,
         )
-        self._outbound = SenderFactory(**common, sender=self.sender)
+        self._outbound = SenderFactory(
+            **common, sender=self.sender, publisher=publisher
+        )
         self._inbound = SubscriberFactory(
             **common,
             server_name=server_name,

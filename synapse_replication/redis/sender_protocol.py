@@ -21,9 +21,15 @@ from typing_extensions import override
 
 from synapse_replication.errors import excerpt
 from synapse_replication.redis.factory import RedisProtocol, SynapseRedisFactory
-from synapse_replication.redis.fencing import ConnectionFence, FencingState
+from synapse_replication.redis.fencing import (
+    ConnectionFence,
+    LostConnections,
+    NameFence,
+    PublisherName,
+)
 from synapse_replication.redis.resp import encode
 from synapse_replication.redis.sender import SENDER_NAME, RedisSender
+from synapse_replication.transport.error_text import error_text
 from synapse_replication.transport.timeouts import Timeout, stop
 from synapse_replication.wire.close_reason import CloseReason
 
@@ -57,11 +63,15 @@ class RedisSenderProtocol(RedisProtocol):
         # False only for the in-memory transports of tests.
         self.has_socket = ISystemHandle.providedBy(self.transport)
         self._fence = ConnectionFence(
-            self.factory.fencing,
+            self.factory.lost_connections,
             self.execute_command,
             is_possible=self.has_socket
             and not isinstance(self.transport.getPeer(), UNIXAddress),
         )
+        publisher = self.factory.publisher
+        self._name_fence: NameFence | None = None
+        if publisher is not None:
+            self._name_fence = NameFence(publisher, self.execute_command)
         return super().connectionMade()
 
     @override
@@ -70,7 +80,9 @@ class RedisSenderProtocol(RedisProtocol):
         stop(self._request_timer)
         requests, self._requests = self._requests, deque()
         count, self.unacknowledged = self.unacknowledged, 0
-        self._fence.connection_lost(is_explained=bool(self._why))
+        for fence in (self._fence, self._name_fence):
+            if fence is not None:
+                fence.connection_lost(is_explained=bool(self._why))
         self.factory.sender.connection_down(self, count, is_refused=self._is_refused)
         super().connectionLost(why)
         for request in requests:
@@ -78,13 +90,25 @@ class RedisSenderProtocol(RedisProtocol):
 
     @override
     def authenticated(self) -> None:
-        """Make Redis close the previous connection, if that is possible; then continue.
+        """Make Redis close earlier connections, if that is possible; then continue.
 
         Otherwise Redis might read outdated positions, or half of a batch, from the
-        previous connection after it has read the commands on this connection.
+        previous connection, or from that of a predecessor of this process, after it has
+        read the commands on this connection.
         """
         self._fence.kill_previous()
-        super().authenticated()
+        entering = None if self._name_fence is None else self._name_fence.enter()
+        if entering is None:
+            super().authenticated()
+        else:
+            entering.addCallbacks(self._entered, self._refused)
+
+    def _entered(self, _: None) -> None:
+        if not self._lost:
+            super().authenticated()
+
+    def _refused(self, failure: Failure) -> None:
+        self.abort(f"this process may not publish: {error_text(failure.value)}")
 
     @override
     def connection_established(self) -> None:
@@ -209,12 +233,20 @@ class RedisSenderProtocol(RedisProtocol):
 class SenderFactory(SynapseRedisFactory):
     """Factory for the connections of one :class:`RedisSender`.
 
-    :ivar fencing: the fencing state, which outlives the individual connections.
+    :param publisher: the name of this process; ``None`` if it can have no predecessor.
+    :ivar lost_connections: the fencing of lost connections.
     """
 
     protocol = RedisSenderProtocol
 
-    def __init__(self, *args: Any, sender: RedisSender, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        sender: RedisSender,
+        publisher: PublisherName | None = None,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(*args, name=SENDER_NAME, **kwargs)
         self.sender = sender
-        self.fencing = FencingState(self.observer)
+        self.publisher = publisher
+        self.lost_connections = LostConnections(self.observer)

@@ -59,6 +59,13 @@ class Admission:
         """The parameters of statements that check the name."""
         return {"writer": self.instance_name, "term": self.term}
 
+    def confirm(self, txn: Any) -> None:
+        """Check now that the name is still held.
+
+        :param txn: a cursor, which raises an error that :meth:`explain` recognises.
+        """
+        txn.execute(queries.SQL["admit"], self.parameters)
+
     def explain(self, error: psycopg2.Error) -> NameLostError | None:
         """Return the error that another process has the name, if that is the reason."""
         if error.pgcode != NAME_LOST:

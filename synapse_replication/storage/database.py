@@ -393,6 +393,16 @@ class Database:
         """
         self._admission, self._on_name_lost = admission, on_lost
 
+    def confirm_name(self) -> Deferred[None]:
+        """Check now that this process still has the name that it has acquired.
+
+        :return: fires if it has.
+        :raises NameLostError: if another process has acquired it; in the Deferred.
+        """
+        admission = self._admission
+        assert admission is not None, "a name was acquired"
+        return self.transact("confirm_name", admission.confirm, autocommit=True)
+
     def transact(
         self,
         description: str,

@@ -135,7 +135,7 @@ def _allocate(
             rows = txn.fetchall()
             if not rows or rows[0][1] != admission.term:
                 # This raises the error.
-                txn.execute(queries.SQL["admit"], admission.parameters)
+                admission.confirm(txn)
             return [rows[0][0]]
     run(txn, parameters, _ALLOCATIONS[name])
     rows = txn.fetchall()

@@ -10,6 +10,7 @@ from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.task import Clock, deferLater
 from twisted.trial.unittest import TestCase
 
+from synapse_replication.redis.fencing import PublisherName
 from synapse_replication.redis.link import RedisReplicationLink
 from synapse_replication.redis.options import RedisOptions
 from synapse_replication.testing.servers import PrivateRedis
@@ -24,6 +25,8 @@ class Peer:
     losses.
 
     :param instance_name: only rows of the instance ``writer`` are counted.
+    :param confirm: checks that the instance has its name; ``None`` if it has acquired
+        none.
     """
 
     def __init__(
@@ -36,6 +39,7 @@ class Peer:
         instance_name: str = "writer",
         interval: float = 30.0,
         handshake_timeout: float = 10.0,
+        confirm: Callable[[], Deferred[None]] | None = None,
     ) -> None:
         self._reactor = reactor
         self.events = Events()
@@ -52,6 +56,9 @@ class Peer:
             self.observer,
             self.announce,
             channels,
+            publisher=PublisherName(
+                self.observer, server_name, instance_name, lambda: confirm
+            ),
             ping_interval=interval,
             reply_timeout=interval,
             handshake_timeout=handshake_timeout,

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
+
+from twisted.internet.defer import Deferred, fail, succeed
+
+from synapse_replication.errors import NameLostError
 from synapse_replication.redis.options import RedisOptions
 from synapse_replication.testing.servers import shared_redis
 from synapse_replication.wire.commands import RemoteServerUpCommand, UserIpCommand
@@ -10,6 +16,10 @@ from tests.redis.real_redis import (
     RealRedisTestCase,
     by_port,
 )
+
+
+def _has_name(lost: Sequence[NameLostError] = ()) -> Deferred[None]:
+    return fail(lost[0]) if lost else succeed(None)
 
 
 class RoundTripTests(RealRedisTestCase):
@@ -39,7 +49,7 @@ class RoundTripTests(RealRedisTestCase):
         redis = shared_redis()
         peer = self.start_peer(by_port(redis))
         factory = peer.link._outbound
-        await self.until(lambda: factory.fencing.previous is not None)
+        await self.until(lambda: factory.lost_connections.previous is not None)
         (first,) = factory.connections
         # Simulate that only this end has noticed the loss of the connection.
         factory.stopTrying()
@@ -48,17 +58,46 @@ class RoundTripTests(RealRedisTestCase):
         (second,) = factory.connections
         self.assertTrue(second.established)
 
+    async def test_predecessor(self) -> None:
+        """
+        The connection of a process that has acquired its name ends that of its
+        predecessor, which then publishes nothing, before it is used.
+        """
+        redis = shared_redis()
+        for options in (by_port(redis), RedisOptions(path=str(redis.socket_path))):
+            lost: list[NameLostError] = []
+            first = self.start_peer(options, confirm=partial(_has_name, lost))
+            other = self.start_peer(
+                options, instance_name=options.address, confirm=_has_name
+            )
+            reader = self.start_peer(options)
+            for peer in (first, other, reader):
+                await peer.wait_until_up()
+            lost.append(NameLostError("writer", "another"))
+            successor = self.start_peer(options, confirm=_has_name)
+            await successor.wait_until_up()
+            first.write(3)
+            await first.wait_for_event("again", "another process writes as writer")
+            first.write(4)
+            successor.write(5)
+            await reader.events.until(lambda: reader.handler.seen >= 5)  # noqa: B023
+            self.assertEqual(reader.handler.seen, 5)
+            self.assertEqual(reader.handler.gaps, [])
+            self.assertNotIn("lost", str(other.events.all))
+
     async def test_password_user_and_database(self) -> None:
         """User, password and database apply to both connections."""
         redis = self.start_redis(
             password="hush",
             acl=[
                 "user bob on >secret ~* &* -@all +auth +select +subscribe +publish "
-                "+ping +set +get +client|info +client|kill"
+                "+ping +set +get +client|info +client|kill +client|setname "
+                "+client|list"
             ],
         )
         peer = self.start_peer(
-            by_port(redis, username="bob", password="secret", dbid=3)
+            by_port(redis, username="bob", password="secret", dbid=3),
+            confirm=_has_name,
         )
         await self.exchange(peer)
         for kind in ("normal", "pubsub"):
