@@ -2,8 +2,10 @@
 
 A Java process with ``-XX:SharedArchiveFile`` maps the classes that an earlier process
 has loaded and verified (*class data sharing*), instead of reading them from the jars.
-The first job makes the archive at its end, and later ones use it. It takes 100 to
-200 MB, and is bound to a Java and to the jars: a hash of both is in its name.
+The first job starts a process at its end that makes the archive in the background
+(:mod:`~synapse_replication.pipeline.spark.archive_maker`), and later ones use it. It
+takes 100 to 200 MB, and is bound to a Java and to the jars: a hash of both is in its
+name.
 
 Such an archive extends the one of Java's own classes, which is a part of most Javas,
 but not of the wheel's: for that one, none is made.
@@ -17,11 +19,13 @@ then: an incomplete one is not used.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import os
+import shlex
 import shutil
 import subprocess
-import tempfile
+import sys
 import time
 from pathlib import Path
 from typing import Final
@@ -38,6 +42,28 @@ _RETAINED_SECONDS: Final = 30 * 86_400
 
 _SUFFIX: Final = ".jsa"
 
+#: The beginning of the name of an archive that is being made, and the age in s at which
+#: its maker has been ended.
+_NEW: Final = ".new-"
+_MAKING_SECONDS: Final = 3_600
+
+#: The suffix of a file whose size is the number of attempts to make an archive.
+_ATTEMPTS: Final = ".attempts"
+
+#: The greatest number of attempts.
+_MOST_ATTEMPTS: Final = 2
+
+#: The module that makes an archive.
+_MAKER: Final = "synapse_replication.pipeline.spark.archive_maker"
+
+#: The variables that configure Java and Spark for jobs, but not for the maker.
+_NOT_FOR_MAKER: Final = frozenset(
+    {
+        *("SPARK_SUBMIT_OPTS", "JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS"),
+        *("_JAVA_OPTIONS", "SPARK_LOCAL_DIRS", "SPARK_DRIVER_MEMORY"),
+    }
+)
+
 #: Silences Java's remarks about archives, which it would print to standard output.
 _QUIET: Final = ("-Xlog:disable", "-Xlog:all=error:stderr")
 
@@ -46,30 +72,38 @@ _QUIET: Final = ("-Xlog:disable", "-Xlog:all=error:stderr")
 class ClassArchive:
     """The archive for one Java and one class path.
 
+    :ivar extra: the class path that the user configured; empty without one.
+    :ivar of_spark: the class path of Spark, which comes after it.
     :ivar folder: the folder of all archives; ``None`` if no folder can be used.
     :ivar key: identifies Java and the jars.
     """
 
     java: Java
-    class_path: str
+    extra: str
+    of_spark: str
     folder: Path | None
     key: str
 
     @classmethod
-    def of(cls, java: Java, class_path: str) -> ClassArchive:
+    def of(cls, java: Java, extra: str, of_spark: str) -> ClassArchive:
         """Return the archive, which need not exist.
 
         The folder is ``synapse-replication`` in ``XDG_CACHE_HOME``, by default
         ``~/.cache``. Only the user may write to it, because Java trusts the classes.
         """
         digest = hashlib.sha256(f"{java.path}\n{java.build}\n".encode())
-        for each in class_path.split(os.pathsep):
+        for each in f"{extra}{os.pathsep}{of_spark}".split(os.pathsep):
             digest.update(each.encode())
             with contextlib.suppress(OSError):
                 found = os.stat(each)
                 digest.update(f" {found.st_size} {found.st_mtime_ns}\n".encode())
         key = f"java{java.version}-{digest.hexdigest()[:16]}"
-        return cls(java, class_path, cache_folder(), key)
+        return cls(java, extra, of_spark, cache_folder(), key)
+
+    @property
+    def class_path(self) -> str:
+        """The whole class path."""
+        return os.pathsep.join(filter(None, (self.extra, self.of_spark)))
 
     def find(self) -> Path | None:
         """Return the archive's file; ``None`` if there is none, or it is incomplete."""
@@ -91,28 +125,63 @@ class ClassArchive:
         """Return the options of a Java process that uses an archive."""
         return [f"-XX:SharedArchiveFile={path}", *_QUIET]
 
-    @staticmethod
-    def options_to_make(path: Path) -> list[str]:
-        """Return the options of a Java process that writes an archive at its end."""
-        return [f"-XX:ArchiveClassesAtExit={path}", *_QUIET]
+    def start_maker(self) -> None:
+        """Start the process that makes the archive, unless it cannot succeed.
 
-    def new_file(self) -> Path | None:
-        """Create the file for a new archive; ``None`` if that is not possible.
-
-        Each process has its own file, so that several jobs may do this at once.
+        The processes of a container or of a service are ended with the job. Therefore,
+        if the first attempt was in vain, the second one is waited for, and is the last.
         """
-        if self.folder is None or not _has_own_archive(self.java):
-            return None
-        try:
-            if shutil.disk_usage(self.folder).free < _ENOUGH_SPACE:
-                return None
-            number, name = tempfile.mkstemp(_SUFFIX, ".new-", self.folder)
-        except OSError:
-            return None
-        os.close(number)
-        # Java does not overwrite a file.
-        os.unlink(name)
-        return Path(name)
+        if self.folder is None:
+            return
+        path = self._attempts(self.folder)
+        with contextlib.suppress(OSError), path.open("ab") as attempts:
+            # The maker inherits the lock, and holds it until its end.
+            fcntl.flock(attempts, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            number = os.fstat(attempts.fileno()).st_size
+            if number >= _MOST_ATTEMPTS or not self._can_be_made(self.folder):
+                return
+            if self.find() is not None:
+                # Another job's maker has just ended.
+                return
+            attempts.write(b".")
+            attempts.flush()
+            new = self.folder / f"{_NEW}{self.key}{_SUFFIX}"
+            # Java does not overwrite a file.
+            new.unlink(missing_ok=True)
+            maker = subprocess.Popen(
+                [sys.executable, "-m", _MAKER, str(new), self.extra, self.of_spark],
+                env=self._environment_of_maker(new),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+                pass_fds=[attempts.fileno()],
+            )
+            if number > 0:
+                maker.wait()
+
+    def _attempts(self, folder: Path) -> Path:
+        return folder / f"{self.key}{_ATTEMPTS}"
+
+    def _can_be_made(self, folder: Path) -> bool:
+        paths = map(Path, self.class_path.split(os.pathsep))
+        return (
+            _has_own_archive(self.java)
+            and shutil.disk_usage(folder).free >= _ENOUGH_SPACE
+            # Java archives nothing if the class path has a folder of files.
+            and not any(path.is_dir() and any(path.iterdir()) for path in paths)
+        )
+
+    def _environment_of_maker(self, new: Path) -> dict[str, str]:
+        """Return variables with which a session writes an archive at its end."""
+        options = shlex.join([f"-XX:ArchiveClassesAtExit={new}", *_QUIET])
+        arguments = ["--conf", f"spark.driver.defaultJavaOptions={options}"]
+        if self.extra:
+            arguments += ["--driver-class-path", self.extra]
+        return {
+            **{k: v for k, v in os.environ.items() if k not in _NOT_FOR_MAKER},
+            "PYSPARK_SUBMIT_ARGS": shlex.join([*arguments, "pyspark-shell"]),
+        }
 
     def adopt(self, path: Path) -> bool:
         """Check a new archive, and give it its name; remove it if it is unusable.
@@ -123,7 +192,8 @@ class ClassArchive:
             if not self._is_usable(path):
                 return False
             path.replace(path.with_name(self._name(path)))
-            self._remove_old(path.parent)
+            self._attempts(path.parent).unlink(missing_ok=True)
+            self._remove_unused(path.parent)
         except OSError:
             return False
         finally:
@@ -146,12 +216,14 @@ class ClassArchive:
         return done.returncode == 0
 
     @staticmethod
-    def _remove_old(folder: Path) -> None:
-        """Remove archives that no job has used for a long time."""
-        limit = time.time() - _RETAINED_SECONDS
-        for each in folder.glob(f"*{_SUFFIX}"):
-            if each.stat().st_mtime < limit:
-                each.unlink(missing_ok=True)
+    def _remove_unused(folder: Path) -> None:
+        """Remove files that no job has used for a long time, and incomplete ones."""
+        for each in folder.glob("*"):
+            if each.suffix in (_SUFFIX, _ATTEMPTS):
+                is_new = each.name.startswith(_NEW)
+                seconds = _MAKING_SECONDS if is_new else _RETAINED_SECONDS
+                if each.stat().st_mtime < time.time() - seconds:
+                    each.unlink(missing_ok=True)
 
 
 def _has_own_archive(java: Java) -> bool:

@@ -74,7 +74,16 @@ def make_session(
     :raises SparkMissingError: if Java or PySpark is missing, Java is too old or does
         not start, or the master does not answer. The message says what to do.
     """
-    return _Session(app_name, master, settings or {}).get()
+    session = _Session(app_name, master, settings or {}).get()
+    if session not in _WITH_SOURCE:
+        # Jobs do without: it takes Spark as long as a query.
+        from synapse_replication.pipeline.source.source import (
+            SynapseReplicationDataSource,
+        )
+
+        session.dataSource.register(SynapseReplicationDataSource)
+        _WITH_SOURCE.add(session)
+    return session
 
 
 class _Session:
@@ -91,13 +100,12 @@ class _Session:
         self._start: JavaStart | None = None
         self._made: SparkSession | None = None
 
-    def start_java(self, rows: int | None = None, *, is_job: bool = False) -> None:
+    def start_java(self, rows: int | None = None) -> None:
         """Begin to start Java, unless it is running; return at once.
 
         A session of this process is used as it is.
 
         :param rows: see :meth:`SparkJob.start`.
-        :param is_job: whether :meth:`end` will be called.
         """
         if self._options or _spark_context("_active_spark_context") is not None:
             return
@@ -116,9 +124,7 @@ class _Session:
         self._options = options
         # Java goes on after the end of a session that make_session() has returned.
         if _spark_context("_gateway") is None:
-            self._start = JavaStart(
-                home, options, user, is_short=self._is_short, is_job=is_job
-            )
+            self._start = JavaStart(home, options, user, is_short=self._is_short)
 
     def get(self) -> SparkSession:
         """Return the session; wait for Java if it is starting."""
@@ -126,10 +132,6 @@ class _Session:
         try:
             from pyspark import SparkConf, SparkContext
             from pyspark.sql import SparkSession
-
-            from synapse_replication.pipeline.source.source import (
-                SynapseReplicationDataSource,
-            )
         except ModuleNotFoundError as error:
             raise SparkMissingError(
                 f"PySpark is missing ({error}): {_INSTALL_SPARK}"
@@ -163,9 +165,6 @@ class _Session:
             session.conf.set(_SHUFFLE_PARTITIONS, str(tasks))
         if self._is_short and not given.contains(_ADAPTIVE):
             session.conf.set(_ADAPTIVE, "false")
-        if session not in _WITH_SOURCE:
-            session.dataSource.register(SynapseReplicationDataSource)
-            _WITH_SOURCE.add(session)
         return session
 
     def end(self) -> None:
@@ -232,7 +231,7 @@ class SparkJob(contextlib.AbstractContextManager["SparkJob"]):
         :raises SparkMissingError: if Java is missing or too old, or nothing listens at
             the master's address.
         """
-        self._own.start_java(rows, is_job=True)
+        self._own.start_java(rows)
 
     def __call__(self) -> SparkSession:
         """Wait for Java, and return the session.

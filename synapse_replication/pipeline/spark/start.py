@@ -318,8 +318,6 @@ class JavaStart:
     :param settings: Spark's settings, with which PySpark will create the session.
     :param user: what the user configured.
     :param is_short: whether the job ends within a few seconds.
-    :param is_job: whether :meth:`end` will be called. It makes the class archive, if
-        there is none.
     :raises SparkMissingError: if Java is missing or too old, or cannot work for this
         user, or with the folder of temporary files.
     """
@@ -331,29 +329,26 @@ class JavaStart:
         user: UserSettings,
         *,
         is_short: bool = False,
-        is_job: bool = False,
     ) -> None:
         _check_user()
         self._java = find_java()
         self._settings = dict(settings)
         self._errors = JavaErrors()
         self._user = user
-        self._archive: ClassArchive | None = None
-        self._new_archive: Path | None = None
+        self._missing: ClassArchive | None = None
         self._folder: Path | None = None
         self.process: subprocess.Popen[bytes] | None = None
         if user.is_known:
-            self._start(home, is_short=is_short, is_job=is_job)
+            self._start(home, is_short=is_short)
 
-    def _start(self, home: Path, *, is_short: bool, is_job: bool) -> None:
-        class_path = _class_path(home, self._settings, self._user)
-        self._archive = ClassArchive.of(self._java, class_path)
+    def _start(self, home: Path, *, is_short: bool) -> None:
+        first = self._configured("spark.driver.extraClassPath")
+        archive = ClassArchive.of(self._java, first, _class_path(home))
         options: list[str] = []
-        if (found := self._archive.find()) is not None:
-            options = self._archive.options_to_use(found)
-        elif is_job and (new := self._archive.new_file()) is not None:
-            self._new_archive = new
-            options = self._archive.options_to_make(new)
+        if (found := archive.find()) is not None:
+            options = archive.options_to_use(found)
+        else:
+            self._missing = archive
         if is_short:
             options += _SHORT_OPTIONS
         self._folder = _temporary_folder()
@@ -364,7 +359,7 @@ class JavaStart:
         )
         with filtered_stderr(self._errors) as stderr:
             self.process = subprocess.Popen(
-                self._command(class_path, options),
+                self._command(archive.class_path, options),
                 env=_environment(home, self._answer, is_local=bool(is_local)),
                 stdin=subprocess.PIPE,
                 stdout=stderr,
@@ -373,12 +368,14 @@ class JavaStart:
                 start_new_session=True,
             )
 
-    def _command(self, class_path: str, options: Sequence[str]) -> list[str]:
-        def value(name: str) -> str:
-            # Later settings of spark-submit's command line replace earlier ones.
-            found = self._user.given.get(name) or self._settings.get(name)
-            return found or self._user.settings.get(name, "")
+    def _configured(self, name: str) -> str:
+        """Return the value of a setting; empty without one."""
+        # Later settings of spark-submit's command line replace earlier ones.
+        found = self._user.given.get(name) or self._settings.get(name)
+        return found or self._user.settings.get(name, "")
 
+    def _command(self, class_path: str, options: Sequence[str]) -> list[str]:
+        value = self._configured
         memory = value("spark.driver.memory") or os.environ.get("SPARK_DRIVER_MEMORY")
         configured = [f"--conf={k}={v}" for k, v in self._settings.items()]
         return [
@@ -451,8 +448,8 @@ class JavaStart:
     def end(self) -> None:
         """End Java, and what PySpark knows of it.
 
-        If nothing can be lost, Java is killed. Otherwise, it ends in order; a class
-        archive that it has written is then adopted.
+        If nothing can be lost, Java is killed. Otherwise, it ends in order. If there is
+        no class archive, the process that makes it is started.
         """
         process, session = self.process, _running_session(self.process)
         is_running = process is None or process.poll() is None
@@ -461,18 +458,16 @@ class JavaStart:
             session.stop()
         if process is not None:
             _forget_gateway(process)
-            if session is None or not (keeps_events or self._new_archive):
+            if session is None or not keeps_events:
                 process.kill()
             assert process.stdin is not None
             # Java exits at the end of its standard input.
             process.stdin.close()
-            is_in_order = process.wait() == 0
-            if self._new_archive is not None:
-                if is_in_order and self._archive is not None:
-                    self._archive.adopt(self._new_archive)
-                self._new_archive.unlink(missing_ok=True)
+            process.wait()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
+        if session is not None and self._missing is not None:
+            self._missing.start_maker()
 
     @property
     def _can_be_killed(self) -> bool:
@@ -525,13 +520,11 @@ def _forget_gateway(process: subprocess.Popen[bytes]) -> None:
     gateway.close()
 
 
-def _class_path(home: Path, settings: Mapping[str, str], user: UserSettings) -> str:
-    name = "spark.driver.extraClassPath"
-    extra = user.given.get(name) or settings.get(name) or user.settings.get(name)
+def _class_path(home: Path) -> str:
     conf = os.environ.get("SPARK_CONF_DIR") or f"{home}/conf"
     # In a fixed order, to which a class archive is bound.
     jars = sorted(str(path) for path in (home / "jars").glob("*.jar"))
-    return os.pathsep.join([*([extra] if extra else []), f"{conf}/", *jars])
+    return os.pathsep.join([f"{conf}/", *jars])
 
 
 def _temporary_folder() -> Path:
