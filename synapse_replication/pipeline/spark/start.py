@@ -25,6 +25,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
@@ -510,9 +511,12 @@ def _forget_gateway(process: subprocess.Popen[bytes]) -> None:
     if active is not None:
         # Its stop() would call Java.
         active._jsc = None
-        if active._accumulatorServer is not None:
+        server, active._accumulatorServer = active._accumulatorServer, None
+        if server is not None:
             # It would print a traceback because Java has closed the connection.
-            active._accumulatorServer.handle_error = lambda *arguments: None
+            server.handle_error = lambda *arguments: None
+            # This takes a second, and nobody waits for it.
+            threading.Thread(target=server.shutdown, daemon=True).start()
         active.stop()
     session.SparkSession._instantiatedSession = None
     session.SparkSession._activeSession = None
