@@ -7,8 +7,11 @@ run. The jobs are run through the command line, and timed.
 from __future__ import annotations
 
 import json
+import shutil
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 
 import attrs
 import click
@@ -20,6 +23,7 @@ from scripts.tools.pipeline_bench.events import (
 )
 from scripts.tools.pipeline_bench.jobs import MASTER, JobFigures, measure_jobs
 from scripts.tools.pipeline_bench.reading import DEBIAN_JAR, Reading, measure_reading
+from scripts.tools.pipeline_bench.recorded import write_recordings
 from synapse_replication.pipeline.settings import PipelineSettings
 from synapse_replication.pipeline.spark.session import make_session
 from synapse_replication.testing.servers import PrivatePostgres
@@ -71,7 +75,13 @@ _SMALL = 28_800
     "--recording",
     "recordings",
     multiple=True,
-    help="With --events or --cluster: a recording to audit and report.",
+    help="A recording to audit; with --events or --cluster, also to report.",
+)
+@click.option(
+    "--recorded-lines",
+    type=click.IntRange(min=0),
+    default=0,
+    help="Also write recordings of that many lines, and use them as --recording.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print figures as JSON.")
 def main(
@@ -85,6 +95,7 @@ def main(
     cluster: bool,
     names: tuple[str, ...],
     recordings: tuple[str, ...],
+    recorded_lines: int,
     as_json: bool,
 ) -> None:
     """Measure the pipeline on a database of five million rows.
@@ -98,6 +109,7 @@ def main(
     def report(text: str) -> None:
         click.echo(text, err=True)
 
+    folder = Path(tempfile.mkdtemp(prefix="pipeline-bench-"))
     server = None
     if dsn is None:
         server = PrivatePostgres(tcp=True, settings={"shared_buffers": "256MB"})
@@ -110,6 +122,8 @@ def main(
             fill_database(dsn, rows)
             report(f"database filled in {time.perf_counter() - begun:.0f} s")
         assert dsn is not None
+        written = write_recordings(folder, rows, recorded_lines)
+        recordings = (*recordings, *map(str, written))
         readings = {}
         figures = {}
         if events:
@@ -123,8 +137,11 @@ def main(
         if reading and not small:
             readings = _measure_reading(dsn, rounds, report)
         if jobs:
-            figures = measure_jobs(dsn, rounds, report, small=small)
+            figures = measure_jobs(
+                dsn, rounds, report, recordings=recordings, small=small
+            )
     finally:
+        shutil.rmtree(folder)
         if server is not None:
             server.stop()
     if as_json:

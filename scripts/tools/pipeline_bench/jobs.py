@@ -77,6 +77,7 @@ _SMALL_GOALS: Mapping[str, tuple[float, float]] = {
     "archive, nothing new": (0.1, 0),
     "audit": (1.3, 0),
     "report with audit": (1.8, 0),
+    "audit of recordings": (40, 0),
 }
 _LARGE_GOALS: Mapping[str, tuple[float, float]] = {
     "start": (0.4, 0),
@@ -86,6 +87,7 @@ _LARGE_GOALS: Mapping[str, tuple[float, float]] = {
     "audit": (1, 3),
     "audit with archive": (1, 5),
     "report without audit": (1, 1.5),
+    "audit of recordings": (40, 0),
 }
 
 #: The most time from the last line of output to the end of a job, in s.
@@ -142,12 +144,22 @@ class JobFigures:
 
 
 def measure_jobs(
-    dsn: str, rounds: int, report: Callable[[str], object], *, small: bool
+    dsn: str,
+    rounds: int,
+    report: Callable[[str], object],
+    *,
+    recordings: Sequence[str] = (),
+    small: bool,
 ) -> dict[str, JobFigures]:
     """Run everything in turn, and return the medians by name.
 
+    :param recordings: recordings that a further job audits.
     :param small: whether the database is that of a small homeserver, for the goals.
     """
+    jobs = dict(_JOBS)
+    if recordings:
+        options = [f"--recording={each}" for each in recordings]
+        jobs["audit of recordings"] = ("audit", "--master", MASTER, *options)
     runs: dict[str, list[Run]] = {}
     for turn in range(rounds):
         with tempfile.TemporaryDirectory() as folder:
@@ -159,7 +171,7 @@ def measure_jobs(
                 **{
                     name: ["-m", "synapse_replication", "pipeline"]
                     + [part.replace("{}", folder) for part in arguments]
-                    for name, arguments in _JOBS.items()
+                    for name, arguments in jobs.items()
                 },
             }
             for name, arguments in commands.items():

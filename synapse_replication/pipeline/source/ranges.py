@@ -15,7 +15,7 @@ from synapse_replication.pipeline.schemas import KIND, TYPES, Column
 from synapse_replication.pipeline.source.catalog import CatalogStream
 from synapse_replication.pipeline.source.offsets import StreamOffset
 from synapse_replication.storage.queries import identifier, literal
-from synapse_replication.storage.row_queries import RowQuery
+from synapse_replication.storage.row_queries import LookupJoin, RowQuery
 
 #: The minimum number of ids in a part for which details (columns of further tables) are
 #: joined. For a smaller part, they are looked up row by row. In a part of this size, up
@@ -89,7 +89,8 @@ class Part(Selection):
     :ivar low: the exclusive lower bound of the ids.
     :ivar high: the inclusive upper bound of the ids.
     :ivar writers: the writers whose rows are read; ``None`` for all.
-    :ivar only_keys: whether to read only the columns that all streams have.
+    :ivar names: the columns of the stream's table to read, in addition to those that
+        all streams have; ``None`` for all of them.
     """
 
     start: StreamOffset
@@ -97,7 +98,16 @@ class Part(Selection):
     low: int
     high: int
     writers: frozenset[str] | None = None
-    only_keys: bool = False
+    names: frozenset[str] | None = None
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """The columns of the stream's table to read."""
+        return tuple(
+            column
+            for column in self.stream.table.columns
+            if self.names is None or column.name in self.names
+        )
 
     @property
     def size(self) -> int:
@@ -118,7 +128,17 @@ class Part(Selection):
     def joins_details(self) -> bool:
         """Whether joining details is faster than looking them up row by row."""
         return self.size >= IDS_TO_JOIN and any(
-            query.details for query in self.stream.queries
+            self.details_of(query) for query in self.stream.queries
+        )
+
+    def details_of(self, query: RowQuery) -> tuple[LookupJoin, ...]:
+        """Return the further tables that the columns of a query need."""
+        found = _expressions(self, query)
+        used = [found.get(column.name, "") for column in self.columns]
+        return tuple(
+            detail
+            for detail in query.details
+            if any(f"{detail.alias}." in expression for expression in used)
         )
 
     @property
@@ -180,15 +200,15 @@ def range_sql(part: Part) -> str:
     """Return the query for the rows of a part.
 
     The columns are ``stream_id``, ``instance_name``, ``written_us`` (µs since 1970)
-    and, unless ``only_keys`` is set, the columns of the stream's table. Rows are
-    ordered by token, then by query, then by column values, so that every read returns
-    them in the same order.
+    and the part's columns. Rows are ordered by token, then by query, then by the values
+    of these columns, so that every read of the same columns returns them in the same
+    order.
 
     If the part joins details, those of each query are joined that are
     ``joinable``. Other details are looked up row by row.
     """
     stream = part.stream
-    columns = () if part.only_keys else stream.table.columns
+    columns = part.columns
     names = "".join(f", {identifier(column.name)}" for column in columns)
     plain: list[str] = []
     distinct: list[str] = []
@@ -196,10 +216,9 @@ def range_sql(part: Part) -> str:
         distinct_rows = query.rows.distinct
         of_query = stream.table.columns if distinct_rows else columns
         select = _select(part, query, of_query, query_index)
-        if of_query:
-            joins = part.joins_details and query.joinable
-            details = (d.join if joins else d.lookup for d in query.rows.details)
-            select += f" {' '.join(details)}"
+        joins = part.joins_details and query.joinable
+        for detail in part.details_of(query.rows):
+            select += f" {detail.join if joins else detail.lookup}"
         # If each query is sorted by the index, the final sort is incremental.
         order = ""
         if not query.rows.negative and not part.joins_details:
@@ -233,10 +252,7 @@ def _select(
     written = "NULL::bigint"
     if rows.written_ms_column is not None and query.has_written:
         written = f"{_column(query, rows.written_ms_column)} * 1000"
-    names = dict(part.stream.table.kinds)[rows.kind]
-    found = dict(zip(names, rows.columns, strict=True))
-    if rows.kind is not None:
-        found[KIND] = literal(rows.kind)
+    found = _expressions(part, rows)
     values = "".join(
         f", {_typed(found.get(column.name, 'NULL'), column)}" for column in columns
     )
@@ -247,6 +263,15 @@ def _select(
         f"{query_index} AS query_index{values} "
         f"FROM {identifier(rows.ids.table)} AS {rows.alias} {rows.joined}"
     )
+
+
+def _expressions(part: Part, rows: RowQuery) -> dict[str, str]:
+    """Return the expressions of the columns that a query has."""
+    names = dict(part.stream.table.kinds)[rows.kind]
+    found = dict(zip(names, rows.columns, strict=True))
+    if rows.kind is not None:
+        found[KIND] = literal(rows.kind)
+    return found
 
 
 def _typed(expression: str, column: Column) -> str:

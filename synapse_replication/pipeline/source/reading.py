@@ -59,11 +59,12 @@ def read_parts(
     """
     if not parts:
         return
-    columns = None if schema is None else set(schema.names)
-    only_keys = columns is not None and columns <= {"stream", *KEY_COLUMNS.names}
+    names = None
+    if schema is not None and "row" not in schema.names:
+        names = frozenset(schema.names)
     with task_connection(conninfo) as connection:
         for part in parts:
-            part = attrs.evolve(part, only_keys=only_keys)
+            part = attrs.evolve(part, names=names)
             for batch in read_part(connection, conninfo, part):
                 yield (
                     batch
@@ -215,7 +216,7 @@ def _numbered(
     begins = np.concatenate(([True], ids[1:] != ids[:-1]))
     index = positions - np.maximum.accumulate(np.where(begins, positions, 0))
     index[ids == last[0]] += last[1] + 1
-    schema = KEY_COLUMNS if part.only_keys else part.stream.table.arrow_schema
+    schema = pa.schema([*KEY_COLUMNS, *(column.arrow for column in part.columns)])
     columns = [
         values.cast(field.type)
         for values, field in zip(

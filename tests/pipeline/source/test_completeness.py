@@ -133,7 +133,7 @@ class CompletenessReaderTests(SynchronousTestCase):
         self.assertFalse(found["times"][0].by_writer)
         selection = Selection(streams[1], found["times"], "a")
         part = selection.between(StreamOffset(), StreamOffset(9))
-        self.txn.execute(range_sql(attrs.evolve(part, only_keys=True)))
+        self.txn.execute(range_sql(attrs.evolve(part, names=frozenset())))
         self.assertEqual(self.txn.fetchall(), [(5, "a", None)])
 
     def test_positions(self) -> None:
@@ -184,7 +184,7 @@ class CompletenessReaderTests(SynchronousTestCase):
             selection = Selection(self.stream, available, "a")
             end = StreamOffset(3, {"a": 3, "b": 3})
             part = selection.between(StreamOffset(), end)
-            sql = range_sql(attrs.evolve(part, only_keys=True))
+            sql = range_sql(attrs.evolve(part, names=frozenset()))
             self.txn.execute(sql)
             found = [(token, writer) for token, writer, _ in self.txn.fetchall()]
             rows = [(1, "b"), (2, "a"), (3, "a")] if nullable else [(1, "b"), (3, "a")]

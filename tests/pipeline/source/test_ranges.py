@@ -90,7 +90,7 @@ class SqlTests(SynchronousTestCase):
         idle = selection.between(StreamOffset(3), StreamOffset(3, {"a": 9}))
         moved = selection.between(StreamOffset(3), StreamOffset(4, {"a": 9}))
         for part, nothing in ((idle, True), (moved, False)):
-            part = attrs.evolve(part, only_keys=True)
+            part = attrs.evolve(part, names=frozenset())
             self.assertEqual("FALSE" in range_sql(part), nothing)
 
     def test_no_time(self) -> None:
@@ -123,7 +123,7 @@ class RowsTests(SynchronousTestCase):
             low=max(whole.low, low),
             high=min(whole.high, high),
             writers=None if wanted is None else frozenset(wanted),
-            only_keys=True,
+            names=frozenset(),
         )
         self.txn.execute(range_sql(part))
         found = [(writer, token) for token, writer, _ in self.txn.fetchall()]
