@@ -25,6 +25,7 @@ from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.audit.findings import AuditFinding, Severity, notes_of
 from synapse_replication.pipeline.scan import kept, table_frame
 from synapse_replication.pipeline.schemas import ROWS_SCHEMA, WIRE_SCHEMA, with_texts
+from synapse_replication.pipeline.spark.session import few_rows
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS
 
 if TYPE_CHECKING:
@@ -55,13 +56,12 @@ _WINDOWS: Final = (
     *(_DAY * n for n in (1, 2, 7, 14, 30, 90, 365)),
 )
 
-#: The columns of rows in addition to ``stream``.
-ROW_COLUMNS: Final = (
-    *("instance_name", "stream_id", "row_index", "written_ts", "room_id", "user_id"),
-)
+#: The columns of the rows whose times of arrival are compared with their times of
+#: writing, in addition to ``stream``.
+WRITTEN_COLUMNS: Final = ("instance_name", "stream_id", "written_ts")
 
-#: The columns of rows.
-ROWS: Final = with_texts(ROWS_SCHEMA, *ROW_COLUMNS)
+#: The columns of these rows.
+WRITTEN: Final = with_texts(ROWS_SCHEMA, *WRITTEN_COLUMNS)
 
 #: The columns of recorded lines.
 LINE_COLUMNS: Final = tuple(
@@ -117,7 +117,8 @@ class ReportData:
 def collect_report(
     session: SparkSession,
     *,
-    rows: DataFrame | None = None,
+    tallies: DataFrame | None = None,
+    written: DataFrame | None = None,
     wire: DataFrame | None = None,
     findings: Sequence[AuditFinding] | None = None,
     sources: Sequence[str] = (),
@@ -127,8 +128,10 @@ def collect_report(
     """Count rows and lines.
 
     :param session: a session whose temporary views may be changed.
-    :param rows: rows with ROWS, which are read several times; ``None`` if only
-        recordings are given. Times are null if a row's table does not store them.
+    :param tallies: counts of rows, which are read once; ``None`` if only recordings are
+        given. See :mod:`.tallies`.
+    :param written: rows with WRITTEN, which are read if there are recordings. Times are
+        null if a row's table does not store them.
     :param wire: recorded lines with ``LINE_COLUMNS`` and ``is_damaged``.
     :param findings: an audit's findings, worst first; ``None`` without an audit.
     :param sources: descriptions of the sources, for display.
@@ -143,18 +146,21 @@ def collect_report(
         identified=identify,
         has_wire=wire is not None,
     )
-    mentioned = table_frame(session, ROWS.empty_table()) if rows is None else rows
-    mentioned.createOrReplaceTempView("rows")
-    if rows is not None:
+    if tallies is not None:
+        tallies.createOrReplaceTempView("tallies")
         _count_rows(session, data, window_s)
     if wire is not None:
         wire.createOrReplaceTempView("wire")
+        if written is None:
+            written = table_frame(session, WRITTEN.empty_table())
+        written.createOrReplaceTempView("rows")
         _count_lines(session, data, window_s)
-        if rows is None:
-            mentioned = session.table("arrived")
-    mentioned.createOrReplaceTempView("mentioned")
-    hot = _fetch(session, "hottest", limit=MAX_HOT)
-    data.hottest = hot if identify else hide_names(hot, secrets.token_bytes(32))
+    if tallies is not None or wire is not None:
+        source = "arrived_names" if tallies is None else "counted_names"
+        session.sql(QUERIES[source]).createOrReplaceTempView("names")
+        with few_rows(session):
+            hot = _fetch(session, "hottest", limit=MAX_HOT)
+        data.hottest = hot if identify else hide_names(hot, secrets.token_bytes(32))
     if findings is not None:
         _count_findings(findings, data)
     return data
@@ -171,12 +177,17 @@ def _keep(session: SparkSession, view: str, sql: str) -> None:
 
 
 def _count_rows(session: SparkSession, data: ReportData, window_s: int | None) -> None:
-    _keep(session, "counts", QUERIES["counts"])
-    (span,) = _fetch(session, "written")
-    data.rows_window = _window(window_s, span.first, span.last)
-    data.totals = _fetch(session, "totals")
-    data.batches = _fetch(session, "batches")
-    data.over_time = _fetch(session, "over_time", window=data.rows_window)
+    # Reading all rows takes the time: read them once, and keep the sums.
+    sums = kept(session.sql(QUERIES["sums"]))
+    with few_rows(session):
+        # They are few: combine the results of the tasks.
+        sums.coalesce(1).createOrReplaceTempView("sums")
+        session.sql(QUERIES["counts"]).createOrReplaceTempView("counts")
+        (span,) = _fetch(session, "written")
+        data.rows_window = _window(window_s, span.first, span.last)
+        data.totals = _fetch(session, "totals")
+        data.batches = _fetch(session, "batches")
+        data.over_time = _fetch(session, "over_time", window=data.rows_window)
 
 
 def _count_lines(session: SparkSession, data: ReportData, window_s: int | None) -> None:

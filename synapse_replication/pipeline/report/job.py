@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import re
 import sys
 from collections.abc import Sequence
@@ -18,12 +19,11 @@ from synapse_replication.pipeline.audit.findings import REMEDIES, read_findings
 from synapse_replication.pipeline.audit.job import AUDIT_STEPS, audited, count_rows
 from synapse_replication.pipeline.progress import JobProgress
 from synapse_replication.pipeline.recorded_lines import lines_frame
-from synapse_replication.pipeline.report import counts
+from synapse_replication.pipeline.report import counts, tallies
 from synapse_replication.pipeline.result_folder import (
     created_atomically,
     path_of_new_folder,
 )
-from synapse_replication.pipeline.scan import kept
 from synapse_replication.pipeline.settings import PipelineSettings
 from synapse_replication.pipeline.source.planning import scan_rows
 from synapse_replication.pipeline.spark.session import own_session, spark_job
@@ -84,10 +84,12 @@ def run_report(
                 )
             progress.begin("count rows and lines")
             session = own_session(spark())
+            wire = lines_frame(session, counts.LINE_COLUMNS, recordings, archived)
             data = counts.collect_report(
                 session,
-                rows=_rows(session, settings, archived),
-                wire=lines_frame(session, counts.LINE_COLUMNS, recordings, archived),
+                tallies=_tallies(session, settings, archived, window),
+                written=None if wire is None else _written(session, settings, archived),
+                wire=wire,
                 findings=given,
                 sources=_sources(settings, archived, recordings, audits=audits),
                 window_s=window,
@@ -98,15 +100,30 @@ def run_report(
     return folder / "report.html"
 
 
-def _rows(
+def _tallies(
+    session: SparkSession,
+    settings: PipelineSettings | None,
+    archive: Snapshot | None,
+    window: int | None,
+) -> DataFrame | None:
+    if archive is not None:
+        rows = archive.rows(*tallies.COLUMNS)
+    elif settings is not None:
+        rows = scan_rows(settings, *tallies.COLUMNS)
+    else:
+        return None
+    count = functools.partial(tallies.tally, window=window)
+    return rows.then(count, tallies.SCHEMA).frame(session)
+
+
+def _written(
     session: SparkSession, settings: PipelineSettings | None, archive: Snapshot | None
 ) -> DataFrame | None:
     if archive is not None:
-        return archive.rows_frame(session, *counts.ROW_COLUMNS)
+        return archive.rows_frame(session, *counts.WRITTEN_COLUMNS)
     if settings is None:
         return None
-    # Several queries use the rows: read the database only once.
-    return kept(scan_rows(settings, *counts.ROW_COLUMNS).frame(session))
+    return scan_rows(settings, *counts.WRITTEN_COLUMNS).frame(session)
 
 
 def _sources(

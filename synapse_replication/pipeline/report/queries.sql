@@ -1,15 +1,18 @@
 -- The queries of a report, in Spark's SQL; see counts.py. The start of a window is in s
 -- since 1970.
 
+-- name: sums
+-- Adds up the tallies of all tasks; see tallies.py.
+SELECT counted, stream, instance_name, row_index, start, name, sum(rows) AS rows,
+  sum(timed) AS timed, min(first_token) AS first_token, max(last_token) AS last_token,
+  min(first_ts) AS first_ts, max(last_ts) AS last_ts
+FROM tallies GROUP BY counted, stream, instance_name, row_index, start, name
+
 -- name: counts
--- Counts rows by their index within their token, as input of other queries. The rows
--- of a token are numbered from 0. The number of rows with index ``n`` is the number of
--- tokens with more than ``n`` rows, so batch sizes can be computed without grouping by
--- token.
-SELECT stream, instance_name, row_index, count(*) AS rows, count(written_ts) AS timed,
-  min(stream_id) AS first_token, max(stream_id) AS last_token,
-  min(written_ts) AS first_ts, max(written_ts) AS last_ts
-FROM rows GROUP BY ALL
+-- Rows by their index within their token, as input of other queries. The rows of a token
+-- are numbered from 0. The number of rows with index ``n`` is the number of tokens with
+-- more than ``n`` rows, so batch sizes can be computed without grouping by token.
+SELECT * FROM sums WHERE counted = 'rows'
 
 -- name: written
 -- The first and the last time of writing.
@@ -47,20 +50,25 @@ FROM sizes JOIN described USING (stream) GROUP BY ALL ORDER BY stream, bucket
 
 -- name: over_time
 -- The rows of each writer by the window in which they were written.
-SELECT stream, instance_name,
-  unix_micros(written_ts) div (:window * 1000000L) * :window AS start, count(*) AS rows
-FROM rows WHERE written_ts IS NOT NULL GROUP BY ALL
-ORDER BY start, stream, instance_name
+SELECT stream, instance_name, start div :window * :window AS start, sum(rows) AS rows
+FROM sums WHERE counted = 'time' GROUP BY ALL ORDER BY start, stream, instance_name
+
+-- name: counted_names
+-- The rooms and users to which rows refer.
+SELECT counted AS kind, name, rows FROM sums WHERE counted IN ('room', 'user')
+
+-- name: arrived_names
+-- The rooms and users to which recorded rows refer.
+SELECT kind, name, count(*) AS rows
+FROM arrived LATERAL VIEW stack(2, 'room', room_id, 'user', user_id) AS kind, name
+WHERE name IS NOT NULL GROUP BY kind, name
 
 -- name: hottest
--- The rooms and users to which the most rows of ``mentioned`` refer; ``:limit`` is the
--- maximum number of rooms, and of users.
+-- Those to which the most rows refer; ``:limit`` is the maximum number of rooms, and of
+-- users.
 SELECT kind, name, rows FROM (
   SELECT *, row_number() OVER (PARTITION BY kind ORDER BY rows DESC, name) AS rank
-  FROM (
-    SELECT kind, name, count(*) AS rows
-    FROM mentioned LATERAL VIEW stack(2, 'room', room_id, 'user', user_id) AS kind, name
-    WHERE name IS NOT NULL GROUP BY kind, name))
+  FROM names)
 WHERE rank <= :limit ORDER BY kind, rows DESC, name
 
 -- name: lines

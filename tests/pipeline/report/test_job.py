@@ -20,12 +20,13 @@ from synapse_replication.pipeline.audit.findings import AuditFinding, Severity
 from synapse_replication.pipeline.recorded_lines import lines_frame
 from synapse_replication.pipeline.report.counts import (
     LINE_COLUMNS,
-    ROWS as ROWS_SCHEMA,
+    WRITTEN,
     ReportData,
     collect_report,
 )
+from synapse_replication.pipeline.report.tallies import COLUMNS, SCHEMA, tally
 from synapse_replication.pipeline.scan import table_frame
-from synapse_replication.pipeline.schemas import WIRE_SCHEMA
+from synapse_replication.pipeline.schemas import ROWS_SCHEMA, WIRE_SCHEMA, with_texts
 from synapse_replication.pipeline.spark.session import own_session
 from tests.pipeline.shared_session import shared_session
 
@@ -56,16 +57,24 @@ def collect(
         recorded.append((*head, stream, writer, token, previous, row, command is None))
     session = own_session(shared_session())
 
-    def frame(schema: pa.Schema, values: Sequence[tuple[Any, ...]]) -> Any:
+    def table(schema: pa.Schema, values: Sequence[tuple[Any, ...]]) -> pa.Table:
         found = [dict(zip(schema.names, each, strict=True)) for each in values]
-        return table_frame(session, pa.Table.from_pylist(found, schema))
+        return pa.Table.from_pylist(found, schema)
 
-    return collect_report(
-        session,
-        rows=frame(ROWS_SCHEMA, rows) if rows else None,
-        wire=frame(LINES_SCHEMA, recorded) if recorded else None,
-        **options,
-    )
+    frames: dict[str, Any] = {}
+    if rows:
+        stored = table(with_texts(ROWS_SCHEMA, *COLUMNS), rows)
+        # As of several tasks.
+        counted = [
+            each
+            for batch in stored.to_batches(max_chunksize=3)
+            for each in tally([batch], options.get("window_s"))
+        ]
+        frames["tallies"] = table_frame(session, pa.Table.from_batches(counted, SCHEMA))
+        frames["written"] = table_frame(session, stored.select(WRITTEN.names))
+    if recorded:
+        frames["wire"] = table_frame(session, table(LINES_SCHEMA, recorded))
+    return collect_report(session, **frames, **options)
 
 
 def event(room: str) -> str:

@@ -93,6 +93,25 @@ class SqlTests(SynchronousTestCase):
             part = attrs.evolve(part, names=frozenset())
             self.assertEqual("FALSE" in range_sql(part), nothing)
 
+    def test_some_columns(self) -> None:
+        """Further tables are only joined for the columns that are read."""
+        stream = catalog_of()["events"]
+        selection = Selection(stream, tuple(map(AvailableQuery, stream.queries)), "")
+        part = selection.between(StreamOffset(), StreamOffset(10**6))
+        for names, joined in (
+            (frozenset({"room_id"}), set()),
+            (frozenset({"room_id", "redacts"}), {"redactions"}),
+            (None, {"redactions", "state_events", "rejections"}),
+        ):
+            chosen = attrs.evolve(part, names=names)
+            sql = range_sql(chosen)
+            tables = {"redactions", "state_events", "rejections"}
+            found = {table for table in tables if f"FROM {table} " in sql}
+            self.assertEqual(found, joined)
+            self.assertEqual(chosen.joins_details, bool(joined))
+            self.assertEqual('"room_id"' in sql, True)
+            self.assertEqual('"type"' in sql, names is None)
+
     def test_no_time(self) -> None:
         """If the table does not record the time of writing, the column is null."""
         sql = range_sql(SELECTION.between(StreamOffset(), StreamOffset(9)))
