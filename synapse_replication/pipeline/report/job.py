@@ -67,11 +67,12 @@ def run_report(
     archived = open_snapshot(archive) if archive else None
     given = None if findings is None else read_findings(findings)
     rows = count_rows(settings, archived, recordings)
+    has_lines = recordings or (archived is not None and archived.wire_files)
     audits = settings is not None and findings is None and with_audit
     name, steps = "synapse-replication report", _STEPS + AUDIT_STEPS * audits
     with JobProgress(sys.stderr, steps) as progress:
         with spark_job(name, master=master, progress=progress) as spark:
-            spark.start(rows)
+            spark.start(rows if audits or has_lines else rows // tallies.ROWS_PER_TALLY)
             if audits:
                 assert settings is not None
                 # Audit the version of the archive that the rest of the report uses.

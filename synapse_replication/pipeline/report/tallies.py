@@ -48,6 +48,9 @@ SCHEMA: Final = pa.schema(
 #: The number of rows that are counted together.
 _ROWS: Final = 250_000
 
+#: The number of rows for a tally, about: fewer if rows refer to more rooms and users.
+ROWS_PER_TALLY: Final = 20
+
 _MICROSECONDS: Final = 1_000_000
 
 #: Lengths of intervals in s, each of which divides the next one, and the spans in s
