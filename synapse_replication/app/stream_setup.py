@@ -48,7 +48,7 @@ from synapse_replication.errors import (
     StorageError,
 )
 from synapse_replication.handlers.data_handler import AdvancingStream
-from synapse_replication.handlers.events import RemovedWriterFound
+from synapse_replication.handlers.events import RemovedWriterFound, StreamAbsent
 from synapse_replication.handlers.interfaces import PositionSink, RowSink
 from synapse_replication.storage.database import Database, first_line, until_available
 from synapse_replication.storage.id_streams import IdStream, check_tables, read_sequence
@@ -210,11 +210,7 @@ class StreamSetup:
             except psycopg2.errors.UndefinedTable:
                 if not self._may_be_absent(name):
                     raise
-                _log.info(
-                    "Not replicating {stream}: the database has no table of it, as "
-                    "those of older versions of Synapse",
-                    stream=name,
-                )
+                self._host.observer.observe(StreamAbsent(name))
                 continue
             if isinstance(declared, TableStream):
                 await self._check_columns(declared)

@@ -314,7 +314,7 @@ def status_command(
     """Print what is wrong in a deployment. Exit status 1 if there is a problem."""
     from synapse_replication.app.service_runner import run_service, start_logging
 
-    config = common.load_or_exit(config_paths, "follow")
+    config = common.load_or_exit(config_paths, "status")
     names = tuple(sorted(config.instances))
     if not names:
         common.fail(

@@ -43,8 +43,9 @@ from synapse_replication.streams.standard.registry import MAIN_INSTANCE
 from synapse_replication.transport.tls import TlsConfig
 
 #: The purpose for which the configuration is read: ``follow`` for a command that only
-#: observes, which needs a link, but no database.
-Purpose: TypeAlias = Literal["main", "worker", "follow"]
+#: observes, which needs a link, but no database; ``status`` for one that asks the
+#: instances, which needs neither.
+Purpose: TypeAlias = Literal["main", "worker", "follow", "status"]
 
 
 @attrs.frozen(repr=False, kw_only=True)
@@ -225,6 +226,7 @@ class _ConfigBuilder:
             purpose = "worker" if _is_worker(merged.values) else "main"
         self._purpose = purpose
         self._is_worker = purpose == "worker"
+        self._is_observer = purpose in ("follow", "status")
         self._listeners_key = "worker_listeners" if self._is_worker else "listeners"
         sections = shared.worker_listeners if self._is_worker else shared.listeners
         self._listeners = [section.to_listener() for section in sections]
@@ -232,7 +234,7 @@ class _ConfigBuilder:
         self._served = {
             index: listener
             for index, listener in enumerate(self._listeners)
-            if purpose != "follow" and (listener.direct_tcp or listener.resources)
+            if not self._is_observer and (listener.direct_tcp or listener.resources)
         }
 
     def make_config(self) -> ProcessConfig:
@@ -242,7 +244,7 @@ class _ConfigBuilder:
         streams = own["streams"]
         instance_name = self._instance_name()
         writers = deployment.read_writers(shared, merged, streams)
-        if self._purpose != "follow":
+        if not self._is_observer:
             self._check_addresses()
         config = ProcessConfig(
             files=merged.files,
@@ -250,7 +252,7 @@ class _ConfigBuilder:
             instance_name=instance_name,
             creates_tables=instance_name == MAIN_INSTANCE,
             database=deployment.read_database(
-                shared, merged, () if self._purpose == "follow" else streams
+                shared, merged, () if self._is_observer else streams
             ),
             redis=redis,
             tcp_connect=self._tcp_connect(redis),
@@ -268,10 +270,10 @@ class _ConfigBuilder:
             warnings=tuple(sanity.readable_secrets(merged)),
             **{k: own[k] for k in own if k not in ("tls", "tcp_connect")},
         )
-        is_observer = self._purpose == "follow"
-        self._check(
-            config, config.link_problems() if is_observer else config.option_problems()
-        )
+        if self._purpose == "follow":
+            self._check(config, config.link_problems())
+        elif self._purpose != "status":
+            self._check(config, config.option_problems())
         self._check_sanity()
         return config
 
@@ -315,7 +317,7 @@ class _ConfigBuilder:
     def _check_sanity(self) -> None:
         key, listeners = self._listeners_key, self._listeners
         problems = list(sanity.mistyped_keys(self._merged.values))
-        if self._purpose != "follow":
+        if not self._is_observer:
             listen = self._own.get("tcp_listen", ())
             problems += sanity.clashing_listeners(key, listeners, listen)
         for path, problem, hint in problems:
@@ -359,7 +361,7 @@ class _ConfigBuilder:
             return ()
         shared = self._shared
         descriptions: tuple[str, ...] = self._own.get("tcp_connect", ())
-        if descriptions or self._purpose == "main":
+        if descriptions or self._purpose in ("main", "status"):
             return descriptions
         if shared.worker_replication_port is not None:
             # Imported here, because it takes 0.3 MiB and only direct TCP needs it.

@@ -207,6 +207,17 @@ class StreamConnected(Event):
 
 
 @attrs.frozen
+class StreamAbsent(Event):
+    """The database has no table of a stream, which is therefore not replicated.
+
+    This happens only if the configuration does not list streams: a homeserver's
+    database has the streams of its version.
+    """
+
+    stream_name: str
+
+
+@attrs.frozen
 class PositionMovedBack(WriterEvent):
     """This process's position moved back; each subclass says why."""
 

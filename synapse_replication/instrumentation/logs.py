@@ -455,6 +455,16 @@ class LoggingObserver(ReplicationObserver):
             error=event.error,
         )
 
+    @handles(events.StreamAbsent)
+    def _stream_absent(self, event: events.StreamAbsent) -> None:
+        self._log(
+            event,
+            LogLevel.info,
+            "Not replicating {stream}: the database has no table of it, as those of "
+            "older versions of Synapse",
+            stream=event.stream_name,
+        )
+
     @handles(events.RemovedWriterFound)
     def _removed_writer_found(self, event: events.RemovedWriterFound) -> None:
         self._log(

@@ -542,5 +542,7 @@ class StreamSetupTests(TestCase):
         self.assertIn("events", found)
         self.assertIn("typing", found)
         self.assertNotIn("receipts", found)
+        self.assertIn(("receipts",), self.observer.absent)
+        self.assertNotIn(("events",), self.observer.absent)
         with self.assertRaisesRegex(ConfigError, '"receipts_linearized" does not'):
             await self.set_up(PositionsOnlySink(), streams=("events", "receipts"))

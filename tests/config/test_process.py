@@ -216,6 +216,18 @@ class LoadConfigTests(LoadConfigTestCase):
         self.assertIsNone(config.database)
         self.assertEqual(config.listeners, ())
 
+    def test_status_needs_no_link(self) -> None:
+        """The status of instances can be asked without a link, as over direct TCP."""
+        config = self.load(
+            "server_name: x.test\n",
+            "instance_map: {main: {host: localhost, port: 9093}}\n",
+            "listeners: [{type: replication, port: 9092}]\n",
+            purpose="status",
+        )
+        self.assertIsNone(config.redis)
+        self.assertEqual(config.tcp_connect, ())
+        self.assertEqual(list(config.instances), ["master"])
+
     def test_own_streams(self) -> None:
         """Streams are declared by table, or named if they are standard streams."""
         config = self.load(

@@ -18,6 +18,7 @@ from synapse_replication.testing.doubles import MemoryHost, SourceStream
 #: The attributes that record events as tuples of their values.
 _RECORDED: Mapping[type, str] = {
     events.FeatureUnavailable: "unavailable",
+    events.StreamAbsent: "absent",
     events.StreamConnected: "connected",
     events.StreamReset: "resets",
     events.PositionLowered: "lowered",
@@ -52,6 +53,7 @@ class RecordingObserver(ReplicationObserver):
         starts, resumes or is retried.
     :ivar pages: (number of rows, upto_token) of each page of the catch-ups.
     :ivar catch_up_failures: (event, error, attempt, retry_in) of each failed attempt.
+    :ivar absent: the streams that the database does not have.
     :ivar connected: (connection, stream, writer) each time that a writer of a stream
         became connected on a link.
     :ivar resets: (stream, writer, from_token, to_token) of each reset.
@@ -103,6 +105,7 @@ class RecordingObserver(ReplicationObserver):
         self.catch_up_failures: list[
             tuple[events.CatchUpEvent, BaseException, int, float]
         ] = []
+        self.absent: list[tuple[str]] = []
         self.connected: list[tuple[str, str, str]] = []
         self.removed_found: list[tuple[str, str, int, int]] = []
         self.removed_drained: list[tuple[str, str, int]] = []

@@ -90,7 +90,6 @@ class StatusObserver(ReplicationObserver):
         self._needs_link = needs_link
         self._started = now = monotonic()
         self._expected = frozenset(key for key in expected if key[1] != instance_name)
-        self._expected_names = frozenset(name for _, name in self._expected)
         self._writers = {key: records.WriterRecord(now, now) for key in self._expected}
         #: The names of the links that this process makes itself.
         self._own_links = frozenset({instance_name, *records.REDIS_LINKS, *own_links})
@@ -143,6 +142,7 @@ class StatusObserver(ReplicationObserver):
     def _remove_expired(self, now: float) -> None:
         """Remove entries that have expired and that the configuration does not name."""
         before = now - records.FORGET_AFTER
+        expected_names = self._expected_names()
         readers = self.readers()
         for key, writer in list(self._writers.items()):
             reader = readers.get(key)
@@ -153,11 +153,14 @@ class StatusObserver(ReplicationObserver):
             if not link.up and link.since <= before and name not in self._own_links:
                 del self._links[name]
         for name, peer in list(self._peers.items()):
-            if peer.seen <= before and name not in self._expected_names:
+            if peer.seen <= before and name not in expected_names:
                 del self._peers[name]
         for name, (_, seen) in list(self._duplicates.items()):
             if seen <= before:
                 del self._duplicates[name]
+
+    def _expected_names(self) -> frozenset[str]:
+        return frozenset(name for _, name in self._expected)
 
     # -- events -----------------------------------------------------------------------
 
@@ -307,6 +310,13 @@ class StatusObserver(ReplicationObserver):
         is_partial = event.kind is events.Resync.PARTIAL
         writer.resynced_at = self._monotonic() if is_partial else None
 
+    @handles(events.StreamAbsent)
+    def _stream_absent(self, event: events.StreamAbsent) -> None:
+        absent = {key for key in self._expected if key[0] == event.stream_name}
+        self._expected -= absent
+        for key in absent:
+            del self._writers[key]
+
     @handles(events.RemovedWriterFound)
     def _removed_writer_found(self, event: events.RemovedWriterFound) -> None:
         writer = self._writer(event.stream_name, event.instance_name)
@@ -409,9 +419,8 @@ class StatusObserver(ReplicationObserver):
         # The peers are in the order in which they were heard.
         self._peers.pop(name, None)
         if len(self._peers) >= records.MAX_NAMES:
-            others = (
-                other for other in self._peers if other not in self._expected_names
-            )
+            expected_names = self._expected_names()
+            others = (other for other in self._peers if other not in expected_names)
             if (oldest := next(others, None)) is not None:
                 del self._peers[oldest]
         records.store_if_room(self._peers, name, records.PeerRecord(heartbeat, now))

@@ -19,6 +19,7 @@ from synapse_replication.handlers.events import (
     RemovedWriterDrained,
     Resync,
     Resynced,
+    StreamAbsent,
     StreamReset,
 )
 from synapse_replication.instrumentation.status.assessment import describe_process
@@ -93,6 +94,14 @@ class StatusObserverTests(StatusObserverTestCase):
         self.assertEqual(
             self.writer(), WriterStatus("events", "w1", Condition.WAITING, None, None)
         )
+
+    def test_absent_stream(self) -> None:
+        """Nothing is expected in a stream that the database does not have."""
+        self.known.link_up()
+        self.observer.observe(StreamAbsent("events"))
+        self.assertEqual(self.snapshot().writers, ())
+        self.assertEqual(self.snapshot().not_ready, ())
+        self.observer.sample()
 
     def test_live(self) -> None:
         """A writer whose POSITION was handled is live and has no lag."""
