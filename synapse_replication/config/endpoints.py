@@ -15,7 +15,7 @@ from synapse_replication.config.replication_options import ReplicationOptions
 from synapse_replication.config.unix_sockets import UnixSocketEndpoint
 from synapse_replication.errors import ConfigError
 from synapse_replication.redis.options import CONNECT_TIMEOUT
-from synapse_replication.transport.host_names import checked_host
+from synapse_replication.transport.host_names import checked_host, checked_socket_path
 from synapse_replication.transport.hosts import host_endpoint
 from synapse_replication.transport.tls import TlsConfig
 
@@ -39,6 +39,8 @@ def client_endpoint(
     try:
         if kind in ("tcp", "tls") and len(arguments) == 2 and not named:
             arguments = [checked_host(arguments[0]), arguments[1]]
+        if kind == "unix":
+            checked_socket_path(named.get("path") or (arguments or [""])[0])
         if kind == "ssl" and "hostname" not in named:
             raise ValueError("it does not verify the server")
         if kind == "tls" and len(arguments) == 2 and not named:
@@ -85,6 +87,7 @@ def _unix_endpoint(
     path = named.get("address") or (arguments[0] if arguments else "")
     if unknown or not path or len(arguments) > 1:
         raise ValueError(f"unknown arguments: {', '.join(sorted(unknown)) or path}")
+    path = checked_socket_path(path)
     mode, backlog = int(named.get("mode", "600"), 8), int(named.get("backlog", "50"))
     return UnixSocketEndpoint(reactor, path, mode, backlog)
 

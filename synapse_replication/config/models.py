@@ -23,7 +23,7 @@ from synapse_replication.config.structuring import Section, StrictSection
 from synapse_replication.config.yaml_files import did_you_mean, hint_for
 from synapse_replication.http.location import PORT, InstanceLocation
 from synapse_replication.options import InvalidValueError, option
-from synapse_replication.transport.host_names import checked_host
+from synapse_replication.transport.host_names import checked_host, checked_socket_path
 
 #: The ``worker_app`` of the main process.
 MAIN_APP: Final = "synapse.app.homeserver"
@@ -33,6 +33,7 @@ LISTENER_TYPES = ("http", "metrics", "replication", "manhole")
 
 _WORD: Final = option(pattern=r"\S+")
 _HOST: Final = option(check=checked_host)
+_SOCKET_PATH: Final = option(check=checked_socket_path)
 _SECRET: Final = option(is_secret=True)
 SERVER_NAME: Final = option(
     "server_name",
@@ -125,7 +126,7 @@ class RedisSection(Section):
     enabled: bool = False
     host: str = attrs.field(default="localhost", metadata=_HOST)
     port: int = attrs.field(default=6379, metadata=PORT)
-    path: str | None = None
+    path: str | None = attrs.field(default=None, metadata=_SOCKET_PATH)
     username: str | None = None
     password: str | None = attrs.field(default=None, metadata=_SECRET)
     password_path: str | None = None
@@ -189,7 +190,7 @@ class ListenerSection(Section):
         metadata=option(hint=f"write one of {', '.join(LISTENER_TYPES)}")
     )
     port: int | None = attrs.field(default=None, metadata=PORT)
-    path: str | None = None
+    path: str | None = attrs.field(default=None, metadata=_SOCKET_PATH)
     mode: Any = attrs.field(default=None, metadata=option(check=_mode))
     bind_addresses: list[str] | None = None
     bind_address: str | None = None

@@ -7,7 +7,11 @@ from typing import Final
 import attrs
 
 from synapse_replication.options import InvalidValueError, option
-from synapse_replication.transport.host_names import checked_host, host_port
+from synapse_replication.transport.host_names import (
+    checked_host,
+    checked_socket_path,
+    host_port,
+)
 
 #: The metadata of an option that is a port number.
 PORT: Final = option(
@@ -23,7 +27,7 @@ class InstanceLocation:
     :ivar port: port of its HTTP listener for ``replication``.
     :ivar tls: connect with TLS.
     :ivar path: Unix socket, instead of ``host`` and ``port``.
-    :raises InvalidValueError: if it has no address, or two.
+    :raises InvalidValueError: if it has no address, an invalid one, or two.
     """
 
     host: str | None = attrs.field(
@@ -33,7 +37,11 @@ class InstanceLocation:
     )
     port: int | None = attrs.field(default=None, metadata=PORT)
     tls: bool = False
-    path: str | None = None
+    path: str | None = attrs.field(
+        default=None,
+        converter=attrs.converters.optional(checked_socket_path),
+        metadata=option(check=checked_socket_path),
+    )
 
     @property
     def text(self) -> str:

@@ -13,7 +13,11 @@ import attrs
 from twisted.internet.interfaces import IConnector
 from twisted.internet.protocol import ClientFactory
 
-from synapse_replication.transport.host_names import checked_host, host_port
+from synapse_replication.transport.host_names import (
+    checked_host,
+    checked_socket_path,
+    host_port,
+)
 from synapse_replication.transport.hosts import connect_to_host
 from synapse_replication.transport.tls import TlsConfig
 
@@ -80,12 +84,15 @@ class RedisOptions:
     :ivar username: an ACL user; ``None`` for the default user.
     :ivar dbid: the database of the external cache. Channels do not belong to a
         database.
-    :raises InvalidValueError: if the host is neither a name nor an IP address.
+    :raises InvalidValueError: if the host is neither a name nor an IP address, or if no
+        socket can have the path.
     """
 
     host: str = attrs.field(default="localhost", converter=checked_host)
     port: int = 6379
-    path: str | None = None
+    path: str | None = attrs.field(
+        default=None, converter=attrs.converters.optional(checked_socket_path)
+    )
     password: str | None = attrs.field(default=None, repr=False)
     username: str | None = None
     dbid: int | None = None

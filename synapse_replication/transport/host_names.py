@@ -1,14 +1,17 @@
-"""The forms of host names and IP addresses in configurations."""
+"""The forms of host names, IP addresses and socket paths in configurations."""
 
 from __future__ import annotations
 
 import ipaddress
+import os
 import re
 
 from synapse_replication.options import InvalidValueError
 
 #: The longest host name that DNS allows.
 _MAX_LENGTH = 253
+#: The longest path of a Unix socket in bytes, on Linux; unix(7).
+_MAX_SOCKET_PATH = 107
 
 
 def checked_host(text: str) -> str:
@@ -38,6 +41,24 @@ def checked_host(text: str) -> str:
     if ".." in host or host.startswith("."):
         raise InvalidValueError(f"{_shown(text)} has an empty label", hint)
     return host
+
+
+def checked_socket_path(path: str) -> str:
+    """Return the path of a Unix socket.
+
+    :raises InvalidValueError: if no socket can have the path.
+    """
+    hint = "write a path such as /run/synapse/main.sock"
+    if not path or "\0" in path:
+        raise InvalidValueError("is not a path", hint)
+    length = len(os.fsencode(path))
+    if length > _MAX_SOCKET_PATH:
+        raise InvalidValueError(
+            f"{_shown(path)} has {length} bytes, but the path of a Unix socket has at "
+            f"most {_MAX_SOCKET_PATH}",
+            "use a folder with a shorter path",
+        )
+    return path
 
 
 def _shown(text: str) -> str:

@@ -297,6 +297,26 @@ worker_listeners:
         )
         self.assertIn("instance_map.a: it has both a path and a host", invalid)
 
+    def test_paths_of_sockets(self) -> None:
+        """Paths that are too long for a Unix socket are refused."""
+        path = "/run/" + "a" * 103
+        problems = self.problems_of(
+            HOMESERVER,
+            f"redis: {{enabled: true, path: {path}}}\n",
+            f"instance_map: {{master: {{path: {path}}}, w1: {{path: {path}}}}}\n",
+            f"worker_listeners: [{{type: metrics, path: {path}}}]\n",
+        )
+        for key in (
+            "redis.path",
+            "instance_map.master.path",
+            "instance_map.w1.path",
+            "worker_listeners[0].path",
+        ):
+            self.assertTrue(
+                any(f"{key}: " in each and "108 bytes" in each for each in problems),
+                f"{key}: {problems}",
+            )
+
     def test_declaration_of_a_stream(self) -> None:
         """Problems in the declaration of a stream are reported with hints."""
         problems_of = self.problems_of(

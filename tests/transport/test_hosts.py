@@ -13,7 +13,11 @@ from twisted.internet.protocol import ClientFactory, Factory, Protocol
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from synapse_replication.options import InvalidValueError
-from synapse_replication.transport.host_names import checked_host, host_port
+from synapse_replication.transport.host_names import (
+    checked_host,
+    checked_socket_path,
+    host_port,
+)
 from synapse_replication.transport.hosts import (
     ResolvingConnector,
     connect_to_host,
@@ -62,6 +66,15 @@ class CheckedHostTests(SynchronousTestCase):
             self.assertNotIn("hush", str(error))
         error = self.assertRaises(InvalidValueError, checked_host, "main:9093")
         self.assertEqual(error.hint, "write host: main and port: 9093")
+
+    def test_socket_path(self) -> None:
+        """A path that is too long for a Unix socket is refused."""
+        longest = "/run/" + "é" * 51
+        self.assertEqual(checked_socket_path(longest), longest)
+        error = self.assertRaises(InvalidValueError, checked_socket_path, longest + "é")
+        self.assertIn("has 109 bytes, but the path of a Unix socket", error.problem)
+        for path in ("", "/run/a\0b"):
+            self.assertRaises(InvalidValueError, checked_socket_path, path)
 
     def test_host_port(self) -> None:
         """An IPv6 address is written in brackets."""
