@@ -157,5 +157,10 @@ class StuckIdWatch:
                 f"Start {stuck.instance_name} if it is down; otherwise restart it, "
                 "which releases its ids."
             )
+            if stuck.instance_name != ids.instance_name:
+                hint += (
+                    f" If it does not write {stuck.stream_name} any more, restart this "
+                    "process with the current configuration."
+                )
             unfinished.session, unfinished.answered = session, self._clock.seconds()
         unfinished.stuck = attrs.evolve(stuck, session=described, hint=hint)
