@@ -43,7 +43,7 @@ STUCK: Final = "stuck_id"
 GONE = frozenset({"writer_gone", "no_link", "no_position"})
 SOURCE = frozenset({"catch_up_fails", "source_silent"})
 #: The reasons that no recovery ends.
-LASTING: Final = frozenset({"undeclared_writer"})
+LASTING: Final = frozenset({"undeclared_writer", STUCK})
 #: The reasons that a fault can have, by a part of the scenario's name. The first part
 #: that occurs in the name counts; without any, no stall is true.
 _REASONS: Final = MappingProxyType(
@@ -60,6 +60,8 @@ _REASONS: Final = MappingProxyType(
         "undeclared-writer": frozenset({"undeclared_writer"}),
         "standby-lags": SOURCE | {"database_behind"},
         "promoted": SOURCE | {"database_behind"},
+        # A reader runs with its old configuration, and waits for the killed writer.
+        "killed-then-moved": GONE | {STUCK},
         "replaced": GONE,
         "sessions-ended": GONE,
         "killed": GONE,
@@ -69,17 +71,20 @@ _REASONS: Final = MappingProxyType(
         "removed": GONE,
     }
 )
+#: The processes that are stopped when a table is moved.
+_MOVE: Final = frozenset({"event_writer1", "event_writer2", MAIN_INSTANCE})
 #: The writers that a fault concerns, by a part of the scenario's name; without any,
 #: all.
 _WRITERS: Final = MappingProxyType(
     {
         "main-killed": {MAIN_INSTANCE},
+        "killed-then-moved": _MOVE,
         "writer-killed": {"event_writer1", MAIN_INSTANCE},
         "writer-frozen": {"event_writer1"},
         "writer-replaced": {"event_writer1"},
         "writer-sessions-ended": {"event_writer1"},
-        "writer-moved": {"event_writer1", MAIN_INSTANCE},
-        "writer-added": {"event_writer1", MAIN_INSTANCE},
+        "writer-moved": _MOVE,
+        "writer-added": _MOVE,
         "writer-removed": {"event_writer1", "event_writer2"},
         "publishes-cut": {"event_writer1"},
         "replies-cut": {"event_writer1"},

@@ -8,6 +8,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from scripts.tools.faults.stalls import (
     RESET,
+    STUCK,
     LoggedStall,
     is_true,
     read_stalls,
@@ -100,3 +101,6 @@ class StallTests(SynchronousTestCase):
         self.assertFalse(judge("redis-killed", "no_progress", "event_writer2"))
         self.assertFalse(judge("writer-killed", RESET, "event_writer1"))
         self.assertFalse(judge("hostile-bodies", "writer_gone", "event_writer1"))
+        self.assertTrue(judge("writer-added", "writer_gone", "event_writer2"))
+        self.assertFalse(judge("writer-killed", STUCK, "event_writer1"))
+        self.assertTrue(judge("writer-killed-then-moved", STUCK, "event_writer1"))
