@@ -282,10 +282,7 @@ class LossMeter(ReplicationObserver):
             writer.bound = position
         if link_losses != self._link_losses_at_baseline:
             self._link_losses_at_baseline = link_losses
-            _log.info(
-                "Verifying what {count} writers commit from now on",
-                count=len(positions),
-            )
+            _log.info("Verifying all rows that are committed from now on")
         self._report_lost(now)
 
     def _report_lost(self, now: float) -> None:
