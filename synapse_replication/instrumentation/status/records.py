@@ -58,7 +58,8 @@ class WriterRecord(Struct):
     :ivar spoke_at: when its last row or POSITION arrived.
     :ivar announced_at: when its last POSITION or heartbeat arrived.
     :ivar link: the name of the link on which its last row or POSITION arrived.
-    :ivar has_written: whether a row arrived, or the announced position has advanced.
+    :ivar has_written: whether a row arrived, or was fetched. An announced position says
+        nothing: in some streams, that of an idle writer advances with the others'.
     :ivar is_drained: whether this is a removed writer whose rows were delivered.
     :ivar was_live: whether, at some time, the writer was live and all its rows were
         delivered.
@@ -153,7 +154,6 @@ class WriterRecord(Struct):
         if self.position is None or token >= self.position:
             self.behind_us = None
         if self.announced is None or token > self.announced:
-            self.has_written = self.has_written or self.announced is not None
             self.announced = token
         if self.position is not None and token <= self.position:
             return

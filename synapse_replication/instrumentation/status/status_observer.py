@@ -336,9 +336,11 @@ class StatusObserver(ReplicationObserver):
 
     @handles(events.CatchUpPage)
     def _catch_up_page(self, event: events.CatchUpPage) -> None:
-        self.position_changed(
-            event.catch_up.stream_name, event.catch_up.instance_name, event.upto_token
-        )
+        stream_name = event.catch_up.stream_name
+        instance_name = event.catch_up.instance_name
+        self.position_changed(stream_name, instance_name, event.upto_token)
+        if event.rows:
+            self._writer(stream_name, instance_name).has_written = True
 
     @handles(events.CatchUpFailed)
     def _catch_up_failed(self, event: events.CatchUpFailed) -> None:

@@ -8,6 +8,7 @@ from synapse_replication.errors import CatchUpError, DatabaseBehindError
 from synapse_replication.handlers.events import (
     AheadOfWriter,
     AnnouncedBy,
+    CatchUpEvent,
     CatchUpFailed,
     CatchUpPage,
     ConnectFailed,
@@ -164,10 +165,13 @@ class StalledTests(StatusObserverTestCase):
         """
         An instance that may write, has written nothing and is gone stalls nobody.
 
-        Every instance may write ``caches``, so a reader announces a position in it.
+        Every instance may write ``caches``, so a reader announces a position in it,
+        which advances with those of the others.
         """
         self.go_live()
         self.known.go_live("caches", "reader1", 7)
+        self.known.announce("caches", "reader1", 8, by=AnnouncedBy.POSITION)
+        self.observer.position_changed("caches", "reader1", 8)
         self.observer.observe(heartbeat_of("reader1"))
         for _ in range(20):
             self.clock.advance(5)
@@ -182,6 +186,9 @@ class StalledTests(StatusObserverTestCase):
             self.go_live()
             self.known.go_live("caches", name, 7)
             self.known.announce("caches", name, 8, by=by)
+            if by is AnnouncedBy.POSITION:
+                fetched = CatchUpEvent("caches", name, 7, 8)
+                self.observer.observe(CatchUpPage(fetched, 1, 8))
             self.observer.position_changed("caches", name, 8)
             self.observer.observe(heartbeat_of(name))
             self.clock.advance(16)
