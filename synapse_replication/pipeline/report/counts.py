@@ -23,6 +23,7 @@ import attrs
 from synapse_replication.data_files import read_queries
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.audit.findings import AuditFinding, Severity, notes_of
+from synapse_replication.pipeline.report.windows import HOUR, MINUTE, choose_window
 from synapse_replication.pipeline.scan import kept, table_frame
 from synapse_replication.pipeline.schemas import ROWS_SCHEMA, WIRE_SCHEMA, with_texts
 from synapse_replication.pipeline.spark.session import few_rows
@@ -41,20 +42,6 @@ MAX_FINDINGS: Final = 200
 
 #: The maximum number of windows that a requested window length may produce.
 MAX_REQUESTED: Final = 2000
-
-#: The most windows into which :func:`choose_window` divides a span, unless the span is
-#: too long for all lengths.
-MAX_WINDOWS: Final = 120
-
-_MINUTE, _HOUR, _DAY = 60, 3600, 86_400
-
-#: The lengths of windows to choose from, in s.
-_WINDOWS: Final = (
-    *(1, 2, 5, 10, 15, 30),
-    *(_MINUTE * n for n in (1, 2, 5, 10, 15, 30)),
-    *(_HOUR * n for n in (1, 2, 3, 6, 12)),
-    *(_DAY * n for n in (1, 2, 7, 14, 30, 90, 365)),
-)
 
 #: The columns of the rows whose times of arrival are compared with their times of
 #: writing, in addition to ``stream``.
@@ -95,13 +82,13 @@ class ReportData:
     made: datetime.datetime
     sources: Sequence[str]
     totals: Rows = ()
-    rows_window: int = _HOUR
+    rows_window: int = HOUR
     over_time: Rows = ()
     batches: Rows = ()
     hottest: Rows = ()
     identified: bool = False
     has_wire: bool = False
-    wire_window: int = _MINUTE
+    wire_window: int = MINUTE
     wire_relative: bool = False
     arrived: Rows = ()
     lags: Rows = ()
@@ -258,18 +245,6 @@ def _window(
             f"from {first:%Y-%m-%d} to {last:%Y-%m-%d}; choose a longer window"
         )
     return requested
-
-
-def choose_window(
-    first: datetime.datetime | None, last: datetime.datetime | None
-) -> int:
-    """Return the shortest window length, in s, with at most MAX_WINDOWS windows.
-
-    If the span of the times is too long for all lengths, return the longest one.
-    """
-    span = (last - first).total_seconds() if first and last else 0
-    fitting = (window for window in _WINDOWS if span / window <= MAX_WINDOWS)
-    return next(fitting, _WINDOWS[-1])
 
 
 def hide_names(found: Iterable[Any], key: bytes) -> Rows:

@@ -14,6 +14,7 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from synapse_replication.pipeline.report.windows import unit_of_windows
 from synapse_replication.pipeline.scan import Batches
 
 #: The columns of the rows to count, in addition to ``stream``.
@@ -52,13 +53,6 @@ _ROWS: Final = 250_000
 ROWS_PER_TALLY: Final = 20
 
 _MICROSECONDS: Final = 1_000_000
-
-#: Lengths of intervals in s, each of which divides the next one, and the spans in s
-#: from which on they are used. They divide the windows that
-#: :func:`~.counts.choose_window` then chooses.
-_INTERVALS: Final = (
-    *((86_400, 120 * 86_400), (3_600, 120 * 3_600), (60, 120 * 60), (1, 0)),
-)
 
 
 def tally(batches: Iterable[pa.RecordBatch], window: int | None) -> Batches:
@@ -102,8 +96,11 @@ def _counted(rows: pa.Table, window: int | None) -> Batches:
     yield from _tallies("rows", by_index, names)
     timed = rows.filter(pc.is_valid(rows["written_ts"]))
     if timed.num_rows:
+        if window is None:
+            ends = pc.min_max(timed["written_ts"])
+            window = unit_of_windows(ends["min"].as_py(), ends["max"].as_py())
         micros = timed["written_ts"].cast(pa.int64())
-        length = (window or _interval(micros)) * _MICROSECONDS
+        length = window * _MICROSECONDS
         start = pc.multiply(pc.divide(micros, length), length // _MICROSECONDS)
         by_time = timed.select(["stream", "instance_name"]).append_column(
             "start", start
@@ -116,11 +113,6 @@ def _counted(rows: pa.Table, window: int | None) -> Batches:
         counted = rows.group_by([column]).aggregate([([], "count_all")])
         counted = counted.filter(pc.is_valid(counted[column]))
         yield from _tallies(kind, counted, {column: "name", "count_all": "rows"})
-
-
-def _interval(micros: pa.ChunkedArray) -> int:
-    span = pc.max(micros).as_py() - pc.min(micros).as_py()
-    return next(length for length, least in _INTERVALS if span >= least * _MICROSECONDS)
 
 
 def _tallies(counted: str, found: pa.Table, names: dict[str, str]) -> Batches:

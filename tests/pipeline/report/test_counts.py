@@ -9,11 +9,10 @@ from types import SimpleNamespace
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.pipeline.report.counts import (
-    MAX_WINDOWS,
     ReportData,
-    choose_window,
     hide_names,
 )
+from synapse_replication.pipeline.report.windows import MAX_WINDOWS, choose_window
 from tests.pipeline.reports import BEGINNING
 
 DAY = 86_400

@@ -9,8 +9,8 @@ import pyarrow as pa
 from hypothesis import given, settings, strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.pipeline.report.counts import choose_window
 from synapse_replication.pipeline.report.tallies import COLUMNS, tally
+from synapse_replication.pipeline.report.windows import choose_window
 from synapse_replication.pipeline.schemas import ROWS_SCHEMA, with_texts
 
 SCHEMA = with_texts(ROWS_SCHEMA, *COLUMNS)
