@@ -17,7 +17,11 @@ from twisted.logger import capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.dropin import host_database, id_generators
-from synapse_replication.dropin.host_database import HostDatabase, end_predecessors
+from synapse_replication.dropin.host_database import (
+    HostDatabase,
+    end_predecessors,
+    find_name_check,
+)
 from synapse_replication.dropin.id_generators import DropInIdGenerator
 from synapse_replication.errors import NameLostError
 from synapse_replication.storage import lost_answers, name_lock
@@ -280,6 +284,17 @@ class PredecessorTests(_HostCase):
         self.reactor.run_thread_calls()
         self.stopping.assert_called_once_with(self.reactor, refused.value)
         self.assertEqual(self.rows(), [(5,)])
+
+    def test_confirm_name(self) -> None:
+        """The check that a process has its name fails, and stops it, if it has not."""
+        self.assertIsNone(find_name_check(self.make_db(self.dsn)))
+        confirm = find_name_check(self.db)
+        assert confirm is not None
+        self.successResultOf(confirm())
+        self.acquire()
+        lost = self.failureResultOf(confirm(), NameLostError)
+        self.reactor.run_thread_calls()
+        self.stopping.assert_called_once_with(self.reactor, lost.value)
 
     def test_open_transaction(self) -> None:
         """A session with an open transaction is ended after a while, and logged."""

@@ -8,7 +8,7 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 import click
@@ -57,6 +57,11 @@ def _read_range(context: object, parameter: object, value: str | None) -> range 
     help="Let writers discard rows, as stock ones do that cannot publish.",
 )
 @click.option(
+    "--replaces",
+    is_flag=True,
+    help="Let writers hold their names, and suspend and replace some of them.",
+)
+@click.option(
     "--days",
     type=click.FloatRange(min=0, min_open=True),
     help="Run one cluster for this simulated time, with faults every four minutes.",
@@ -67,6 +72,7 @@ def main(
     verbose: bool,
     jobs: int,
     discards: bool,
+    replaces: bool,
     days: float | None,
 ) -> None:
     """Run a cluster with simulated time, network, Redis and PostgreSQL.
@@ -85,16 +91,15 @@ def main(
     # As simulate() does for each seed: exclude existing objects from the garbage
     # collection.
     gc.freeze()
+    run = partial(simulate, discards=discards, replaces=replaces)
     started = time.monotonic()
     if jobs == 1 or len(seeds) == 1:
         failed = _report(
-            (_run(each, verbose, discards) for each in seeds), len(seeds), started
+            (_run(run, each, verbose) for each in seeds), len(seeds), started
         )
     else:
         with multiprocessing.Pool(jobs) as pool:
-            results = pool.imap(
-                partial(simulate, discards=discards), seeds, chunksize=5
-            )
+            results = pool.imap(run, seeds, chunksize=5)
             failed = _report(results, len(seeds), started)
     sys.exit(1 if failed else 0)
 
@@ -119,14 +124,10 @@ def _run_days(seed: int, days: float) -> int:
     return 1 if failure else 0
 
 
-def _run(seed: int, verbose: bool, discards: bool) -> Result:
+def _run(run: Callable[..., Result], seed: int, verbose: bool) -> Result:
     if not verbose:
-        return simulate(seed, discards=discards)
-    return simulate(
-        seed,
-        trace_to=lambda now, text: click.echo(f"{now:10.4f}  {text}"),
-        discards=discards,
-    )
+        return run(seed)
+    return run(seed, trace_to=lambda now, text: click.echo(f"{now:10.4f}  {text}"))
 
 
 def _report(results: Iterable[Result], total: int, started: float) -> int:

@@ -31,6 +31,7 @@ class SimulatedBroker:
         disconnected.
     :ivar messages: the number of messages on the main channel.
     :ivar extension_messages: the number of messages on other channels.
+    :ivar sessions: the sessions of the clients.
     :ivar kills: the number of subscribers disconnected because of ``buffer_limit``.
     """
 
@@ -43,7 +44,7 @@ class SimulatedBroker:
         self._network = network
         self._random = random
         self._published = published
-        self._sessions: list[_Session] = []
+        self.sessions: list[_Session] = []
         self._last_number = 0
         self.delivers: Garbler = lambda _, line: line
         self.discards: Callable[[bytes], bool] = lambda line: False
@@ -57,7 +58,7 @@ class SimulatedBroker:
     def stop(self) -> None:
         """Stop the broker: every connection is lost, with all data in flight."""
         self._network.broker_is_up = False
-        for session in list(self._sessions):
+        for session in list(self.sessions):
             session.connection.reset(in_flight_arrives=False)
 
     def start(self) -> None:
@@ -67,18 +68,21 @@ class SimulatedBroker:
     def _new_session(self, connection: Connection) -> _Session:
         self._last_number += 1
         session = _Session(self, connection, self._last_number)
-        self._sessions.append(session)
+        self.sessions.append(session)
         return session
 
-    def kill(self, number: int, address: str) -> int:
+    def kill(self, number: int, address: str | None, by: _Session) -> int:
         """End a client's session, and discard unread data of the client.
 
+        :param address: its address; ``None`` if the number is enough.
+        :param by: the session that requests it, which is not ended.
         :return: the number of ended sessions.
         """
         killed = 0
-        for session in list(self._sessions):
+        for session in list(self.sessions):
             client = session.connection.address
-            if session.number == number and address == f"{client.host}:{client.port}":
+            is_same = address in (None, f"{client.host}:{client.port}")
+            if session.number == number and is_same and session is not by:
                 session.connection.up.close()
                 session.connection.end_session()
                 killed += 1
@@ -86,8 +90,8 @@ class SimulatedBroker:
 
     def ended(self, session: _Session) -> None:
         """Remove a session, whose connection is closed."""
-        if session in self._sessions:
-            self._sessions.remove(session)
+        if session in self.sessions:
+            self.sessions.remove(session)
 
     def publish(self, sender: Connection, channel: bytes, line: bytes) -> int:
         """Send a message to the subscribers of a channel, and return their number."""
@@ -96,7 +100,7 @@ class SimulatedBroker:
         else:
             self.messages += 1
             self._published(sender.reactor.name, line)
-        receivers = [s for s in self._sessions if channel in s.channels]
+        receivers = [s for s in self.sessions if channel in s.channels]
         if b"/" not in channel and self.discards(line):
             return len(receivers)
         for session in receivers:
@@ -114,7 +118,7 @@ class SimulatedBroker:
         :param names: the names of the subscribers' processes.
         """
         wanted = set(names)
-        for session in list(self._sessions):
+        for session in list(self.sessions):
             name = session.connection.reactor.name
             if channel.encode() in session.channels and name in wanted:
                 session.write(encode(b"message", channel.encode(), message))
@@ -130,9 +134,15 @@ class _Session:
     ) -> None:
         self._broker = broker
         self.number = number
+        self.name = ""
         self.connection = connection
         self.channels: set[bytes] = set()
         self._reader = ReplyParser()
+
+    def __str__(self) -> str:
+        client = self.connection.address
+        address = f"{client.host}:{client.port}"
+        return f"id={self.number} addr={address} name={self.name} age=0\n"
 
     def write(self, data: bytes) -> None:
         self.connection.down.write(data)
@@ -166,13 +176,17 @@ class _Session:
         if name == b"PING":
             return b"*2\r\n$4\r\npong\r\n$0\r\n\r\n" if self.channels else b"+PONG\r\n"
         if command[:2] == [b"CLIENT", b"INFO"]:
-            client = self.connection.address
-            address = f"{client.host}:{client.port}"
-            info = f"id={self.number} addr={address} name=\n".encode()
+            info = str(self).encode()
             return b"$%d\r\n%b\r\n" % (len(info), info)
         if command[:3] == [b"CLIENT", b"KILL", b"ID"]:
-            killed = self._broker.kill(int(command[3]), command[5].decode())
+            address = command[5].decode() if len(command) > 5 else None
+            killed = self._broker.kill(int(command[3]), address, self)
             return b":%d\r\n" % killed
+        if command[:2] == [b"CLIENT", b"SETNAME"]:
+            self.name = command[2].decode()
+        if command[:2] == [b"CLIENT", b"LIST"]:
+            clients = "".join(map(str, self._broker.sessions)).encode()
+            return b"$%d\r\n%b\r\n" % (len(clients), clients)
         if name == b"AUTH" and self._broker.auth_stalls:
             return b""
         if name == b"AUTH" and self._broker.auth_fails:

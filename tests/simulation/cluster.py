@@ -46,6 +46,8 @@ class Cluster:
         ``None`` for no trace.
     :param discards: whether writers without the extension may discard rows, as stock
         ones do that cannot publish; all links are then to Redis.
+    :param replaces: whether writers acquire their names, and may be suspended and
+        replaced.
     :ivar problems: failures that no fault explains.
     """
 
@@ -55,8 +57,10 @@ class Cluster:
         trace_to: Callable[[float, str], object] | None = None,
         *,
         discards: bool = False,
+        replaces: bool = False,
     ) -> None:
         self.discards = discards
+        self.replaces = replaces
         self.clock = SimulatedClock()
         self._trace_to = trace_to
         self.problems: list[str] = []
@@ -107,6 +111,8 @@ class Cluster:
             )
             self.ledger.on_standby.add("reader2")
         self.processes: dict[str, Process] = {}
+        #: The processes that were suspended and replaced, and have not ended.
+        self.replaced: list[Process] = []
         #: Processes that are about to be stopped and write nothing more.
         self.stopping: set[str] = set()
         self._saved = {name: SavedState() for name in PROCESSES}
@@ -167,6 +173,45 @@ class Cluster:
             if name == "main":
                 self.in_memory = {}
 
+    def replace(self, name: str) -> Process | None:
+        """Suspend a process, so that another can be started in its place.
+
+        :return: the process; ``None`` if none is up.
+        """
+        process = self.processes.get(name)
+        if process is None or not process.is_up:
+            return None
+        self.trace(f"{name} is suspended")
+        process.reactor.suspend()
+        self.replaced.append(self.processes.pop(name))
+        if name == "main":
+            self.in_memory = {}
+        return process
+
+    def leave(self, process: Process) -> None:
+        """End a process that was replaced."""
+        if process in self.replaced:
+            self.trace(f"the replaced {process.name} ends")
+            self.replaced.remove(process)
+            process.is_up = False
+            process.reactor.kill()
+
+    def make_rows(
+        self, process: Process, stream_name: str, count: int
+    ) -> list[SimulatedRow]:
+        """Return new rows of a process; see :meth:`write`."""
+        rows = []
+        for _ in range(count):
+            self._row_id += 1
+            key = str(self._row_id % 4)
+            if stream_name == MEMORY_STREAM and process not in self.replaced:
+                if not self.in_memory:
+                    # No later row replaces this key, so that a missing row is detected.
+                    key = "first"
+                self.in_memory[key] = self._row_id
+            rows.append(SimulatedRow(self._row_id, f"{process.epoch}:{key}"))
+        return rows
+
     def forget(self, name: str) -> None:
         """Delete the saved state of a process that is not running."""
         self._saved[name] = SavedState()
@@ -183,16 +228,7 @@ class Cluster:
             return
         if name not in self.writers[stream_name]:
             return
-        rows = []
-        for _ in range(count):
-            self._row_id += 1
-            key = str(self._row_id % 4)
-            if stream_name == MEMORY_STREAM:
-                if not self.in_memory:
-                    # No later row replaces this key, so that a missing row is detected.
-                    key = "first"
-                self.in_memory[key] = self._row_id
-            rows.append(SimulatedRow(self._row_id, f"{process.epoch}:{key}"))
+        rows = self.make_rows(process, stream_name, count)
         self.counts.writes += 1
         self.trace(f"{name} writes {count} rows to {stream_name}")
         self.run(f"writing {stream_name}", process.write(stream_name, rows))

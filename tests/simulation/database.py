@@ -27,8 +27,9 @@ import psycopg2.errors
 from twisted.internet.defer import Deferred, DeferredList
 from twisted.python.failure import Failure
 
-from synapse_replication.errors import CommitUnknownError
+from synapse_replication.errors import CommitUnknownError, NameLostError
 from synapse_replication.storage import queries
+from synapse_replication.storage.admission import Admission
 from synapse_replication.storage.database import OUTCOME_WAIT
 from synapse_replication.storage.row_queries import declared_query, insert_sql
 from synapse_replication.storage.standby import knowledge_sql
@@ -98,6 +99,10 @@ class SimulatedDatabase:
         self.unreplayed: deque[tuple[float, _State]] | None = None
         #: The tables to which each open transaction has written.
         self.open_transactions: dict[int, set[str]] = {}
+        #: The process of each open transaction.
+        self.committing: dict[int, str] = {}
+        #: How often each name was acquired.
+        self.terms: Counter[str] = Counter()
         self.transactions = 0
         self.sequences = {table.sequence: 1 for table in tables}
         self.rows: dict[str, list[StoredRow]] = {table.table: [] for table in tables}
@@ -111,6 +116,17 @@ class SimulatedDatabase:
             queries.SQL["txn_ids"]: lambda cursor, params: [
                 (*row, "1") for row in self._next_ids(cursor, params)
             ],
+            "; ".join([queries.SQL["next_id"], queries.SQL["id_and_term"]]): (
+                lambda cursor, params: [
+                    (*row, self.terms[params["writer"]])
+                    for row in self._next_ids(cursor, {**params, "count": 1})
+                ]
+            ),
+            queries.SQL["admitted_ids"]: self._checked(self._next_ids),
+            queries.SQL["admit"]: self._checked(lambda cursor, params: []),
+            queries.upsert_position(False, is_admitted=True): self._checked(
+                self._upsert_position
+            ),
             queries.SQL["skip_ids"]: self._skip_ids,
             queries.SQL["positions"]: self._read_positions,
             queries.SQL["all_positions"]: lambda cursor, params: [
@@ -222,6 +238,8 @@ class SimulatedDatabase:
             greatest_of
         )
         self.statements[queries.sequence_state(table.sequence)] = state
+        checked = queries.admitted_sequence_state(table.sequence)
+        self.statements[checked] = self._checked(state)
 
     def refresh(self) -> None:
         """Bring the state up to date before a transaction."""
@@ -231,6 +249,31 @@ class SimulatedDatabase:
             rows = {name: list(of_table) for name, of_table in self.rows.items()}
             state = rows, dict(self.positions), dict(self.sequences)
             self.unreplayed.append((self.clock.rightNow, state))
+
+    # -- names ------------------------------------------------------------------------
+
+    def acquire_name(self, name: str) -> int | None:
+        """Acquire a name; ``None`` while commits of its holder are in progress."""
+        if name in self.committing.values():
+            return None
+        self.terms[name] += 1
+        return self.terms[name]
+
+    def check_name(self, name: str, term: int) -> None:
+        """Check that no other process has acquired a name.
+
+        :raises NameLostError: if one has.
+        """
+        if self.terms[name] != term:
+            raise NameLostError(name, f"term {self.terms[name]}")
+
+    def _checked(self, statement: _Statement) -> _Statement:
+        def execute(cursor: _Cursor, params: _Params) -> Sequence[tuple[Any, ...]]:
+            found = statement(cursor, params)
+            self.check_name(params["writer"], params["term"])
+            return found
+
+        return execute
 
     # -- statements -------------------------------------------------------------------
 
@@ -420,8 +463,26 @@ class DatabaseClient:
         self._database = database
         self._reactor = reactor
         self._requested = 0
+        self.admission: Admission | None = None
+        self._on_name_lost: Callable[[NameLostError], object] = lambda error: None
         #: The transactions that are not known to have ended, by their numbers.
         self._running: dict[int, _Transaction] = {}
+
+    def admit(
+        self, admission: Admission, on_lost: Callable[[NameLostError], object]
+    ) -> None:
+        """See :meth:`synapse_replication.storage.database.Database.admit`."""
+        self.admission, self._on_name_lost = admission, on_lost
+
+    def confirm_name(self) -> Deferred[None]:
+        """See :meth:`synapse_replication.storage.database.Database.confirm_name`."""
+        assert self.admission is not None
+        return self.transact("confirm_name", self.admission.confirm, autocommit=True)
+
+    def _note_lost_name(self, failure: Failure) -> Failure:
+        if isinstance(failure.value, NameLostError):
+            self._on_name_lost(failure.value)
+        return failure
 
     def mark(self) -> int:
         """Return a mark for :meth:`settled`, before all later transactions."""
@@ -448,11 +509,12 @@ class DatabaseClient:
         if isinstance(database, SimulatedStandby) and description.endswith(CACHES):
             database = database.primary
         transaction = _Transaction(
-            database, self._reactor, description, func, autocommit
+            database, self._reactor, description, func, self.admission, autocommit
         )
         self._running[self._requested] = transaction
         transaction.when_ended.append(partial(self._running.pop, self._requested))
         self._requested += 1
+        transaction.answered.addErrback(self._note_lost_name)
         transaction.begin()
         return transaction.answered
 
@@ -464,12 +526,14 @@ class _Transaction:
         reactor: ProcessReactor,
         description: str,
         func: Callable[[Any], Any],
+        admission: Admission | None,
         autocommit: bool,
     ) -> None:
         self._database = database
         self._reactor = reactor
         self._description = description
         self._func = func
+        self._admission = admission
         self._autocommit = autocommit
         self._attempts = 0
         self._number = 0
@@ -480,7 +544,7 @@ class _Transaction:
         self.answered: Deferred[Any] = Deferred()
 
     def begin(self) -> None:
-        self._later(self._run)
+        self._later(self._reactor.when_running, self._run)
 
     def _later(self, step: Callable[..., None], *args: object) -> None:
         self._database.clock.callLater(self._database.latency(), step, *args)
@@ -498,6 +562,8 @@ class _Transaction:
         cursor = _Cursor(database)
         try:
             result = self._func(cursor)
+            if self._admission is not None and not self._autocommit:
+                database.check_name(self._admission.instance_name, self._admission.term)
         except Exception:  # noqa: BLE001 -- passed to the caller
             self._roll_back(cursor)
             self._answer(Failure())
@@ -507,6 +573,7 @@ class _Transaction:
             self._number = database.transactions
             tables = {table for table, *_ in cursor.inserts}
             database.open_transactions[self._number] = tables
+            database.committing[self._number] = self._reactor.name
             database.point("before commit", self._reactor.name)
             self._commit_later(cursor, generation, result)
             return
@@ -531,7 +598,7 @@ class _Transaction:
             return False
         self._roll_back(cursor)
         if self._attempts < MAX_ATTEMPTS:
-            self._later(self._run)
+            self.begin()
         else:
             self._fail(psycopg2.errors.SerializationFailure("concurrent transaction"))
         return True
@@ -548,18 +615,18 @@ class _Transaction:
         if not self.is_lost and generation == database.generation:
             if not self._reactor.is_alive and database.random.random() < 0.5:
                 # The server detected that the client had disconnected, and rolled back.
-                del database.open_transactions[self._number]
+                self._end()
                 return
             if self._has_conflict(cursor):
-                del database.open_transactions[self._number]
+                self._end()
                 return
             if database.random.random() < database.lost_answer_chance:
                 self.is_lost = True
                 late = database.lose_answer(cursor.inserts)
                 database.clock.callLater(late, self._commit, cursor, generation, result)
-                database.clock.callLater(OUTCOME_WAIT, self._answer_unknown)
+                self._reactor.callLater(OUTCOME_WAIT, self._answer_unknown)
                 return
-        del database.open_transactions[self._number]
+        self._end()
         if generation != database.generation:
             self._roll_back(cursor)
             self._answer_down()
@@ -574,9 +641,13 @@ class _Transaction:
         self._callbacks += [*cursor.settled_callbacks, *cursor.after_callbacks]
         self._answer(result)
 
+    def _end(self) -> None:
+        del self._database.open_transactions[self._number]
+        del self._database.committing[self._number]
+
     def _answer_unknown(self) -> None:
         """Let the caller fail, because the outcome is not known."""
-        if self._reactor.is_alive and not self.answered.called:
+        if not self.answered.called:
             error = CommitUnknownError(self._description, "its answer was lost")
             self.answered.errback(Failure(error))
 
@@ -587,7 +658,7 @@ class _Transaction:
         self._answer(Failure(error))
 
     def _answer(self, result: Any) -> None:
-        self._later(self._arrive, result)
+        self._later(self._reactor.when_running, self._arrive, result)
 
     def _arrive(self, result: Any) -> None:
         if not self._reactor.is_alive:

@@ -38,6 +38,7 @@ class Environment(Protocol):
     :ivar writers: the configured writers of each stream, by its name.
     :ivar speak_extension: the names of the processes that use the extension.
     :ivar discards: whether writers may discard rows.
+    :ivar replaces: whether writers acquire their names, and may be replaced.
     :ivar shares_tokens: true if the processes simulate those of a homeserver, in which
         a writer's token states that the rows of all writers up to it are persisted;
         false if the processes simulate those of the stand-alone host.
@@ -56,6 +57,7 @@ class Environment(Protocol):
     ledger: Ledger
     counts: Counts
     discards: bool
+    replaces: bool
     speak_extension: set[str]
     has_small_queues: bool
     shares_tokens: bool
@@ -80,6 +82,14 @@ class Environment(Protocol):
 
     def unexpected(self, what: str, error: BaseException) -> None:
         """Record a failure that no fault explains."""
+
+    @property
+    def replaced(self) -> Sequence[Any]:
+        """The processes that were suspended and replaced, and have not ended."""
+        ...
+
+    def leave(self, process: Any) -> None:
+        """End a process that was replaced."""
 
     def retains_rows(self, name: str) -> bool:
         """Return whether a process retains delivered rows across a crash."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from random import Random
 
 from tests.simulation.cluster import Cluster
@@ -94,6 +95,8 @@ class Faults:
         ]
         if cluster.standby is not None:
             kinds += [self._lag] * 6
+        if cluster.replaces:
+            kinds += [self._replace] * 12
         for _ in range(random.randrange(2, 14)):
             kind = random.choice(kinds)
             at = start + random.random() * (self._until - start)
@@ -139,6 +142,8 @@ class Faults:
         cluster.broker.auth_stalls = cluster.broker.auth_fails = False
         cluster.database.slowness = 1.0
         self._set_lag(0.05)
+        for process in list(cluster.replaced):
+            process.reactor.resume()
         if not cluster.database.is_up:
             cluster.database.start()
         if not cluster.network.broker_is_up:
@@ -158,6 +163,32 @@ class Faults:
         self._cluster.clock.callLater(
             self._random.random() * 4, self._cluster.start, name
         )
+
+    def _replace(self) -> str:
+        """Suspend a writer, start its successor, and let it write when it resumes."""
+        cluster, random = self._cluster, self._random
+        name = random.choice(_WRITERS)
+        process = cluster.replace(name)
+        if process is None:
+            return f"{name} is not up"
+        begins, resumes = random.random() * 2, random.random() * 6
+        cluster.clock.callLater(begins, cluster.start, name)
+        # It has read the rows that it writes before it was suspended.
+        writes = [
+            partial(process.write, stream, cluster.make_rows(process, stream, 2))
+            for stream, writers in cluster.writers.items()
+            if name in writers
+        ]
+
+        def resume() -> None:
+            cluster.trace(f"the replaced {name} resumes")
+            process.reactor.resume()
+            for write in writes:
+                if process in cluster.replaced:
+                    cluster.run("writing in a replaced process", write())
+
+        cluster.clock.callLater(resumes, resume)
+        return f"{name} for {resumes:.1f} s, its successor starts after {begins:.1f} s"
 
     def _crash_at_point(self) -> str:
         name, point = self._random.choice(_WRITERS), self._random.choice(_POINTS)

@@ -41,6 +41,9 @@ class Owner(Protocol):
         """Call a function after ``delay`` s, if the process is then alive."""
         ...
 
+    def when_running(self, func: Callable[..., object], *args: object) -> None:
+        """Call a function now, or when the process resumes, if it is then alive."""
+
 
 class Session(Protocol):
     """The server's end of a connection.
@@ -254,11 +257,10 @@ class PeerSession:
         )
 
     def begin(self) -> None:
-        self._protocol.makeConnection(self._transport)
+        self.reactor.when_running(self._protocol.makeConnection, self._transport)
 
     def received(self, data: bytes) -> None:
-        if self.reactor.is_alive:
-            self._protocol.dataReceived(data)
+        self.reactor.when_running(self._protocol.dataReceived, data)
 
     def lost(self) -> None:
         self._transport.connected = False
@@ -360,8 +362,8 @@ class Connection:
             self.down.close()
 
     def _client_receives(self, data: bytes) -> None:
-        if self.is_open and self.reactor.is_alive:
-            self._protocol.dataReceived(data)
+        if self.is_open:
+            self.reactor.when_running(self._protocol.dataReceived, data)
 
     def _peer_left(self) -> None:
         self._client_lost(ConnectionDone())

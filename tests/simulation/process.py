@@ -7,10 +7,13 @@ Time, the network, Redis, PostgreSQL and the HTTP requests for rows are doubles.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import attrs
 import psycopg2
+from twisted.internet.defer import Deferred
 from twisted.internet.task import deferLater
 
 from synapse_replication.app.host import StandaloneHost
@@ -20,6 +23,7 @@ from synapse_replication.dropin.host_streams import HostStream
 from synapse_replication.errors import (
     CommitUnknownError,
     HttpCatchUpError,
+    NameLostError,
     SequenceBehindError,
 )
 from synapse_replication.handlers.command_handler import (
@@ -38,8 +42,10 @@ from synapse_replication.handlers.sending.streamer import (
 )
 from synapse_replication.handlers.timer import Backoff
 from synapse_replication.http.client import HttpCatchUpClient
+from synapse_replication.redis.fencing import PublisherName
 from synapse_replication.redis.link import RedisReplicationLink
 from synapse_replication.redis.options import RedisOptions
+from synapse_replication.storage.admission import Admission
 from synapse_replication.storage.id_generators import (
     MultiWriterIdGenerator,
     load_id_generator,
@@ -105,10 +111,10 @@ class Process:
             name,
             cluster.counts,
             cluster.trace,
-            cluster.unexpected,
-            cluster.ledger.cut_off,
-            cluster.ledger.reset,
-            cluster.ledger.moved_back,
+            self._unexpected,
+            self._if_judged(cluster.ledger.cut_off),
+            self._if_judged(cluster.ledger.reset),
+            self._if_judged(cluster.ledger.moved_back),
         )
         clock = ReactorClock(self.reactor, cluster.clock.seconds)
         self.host = StandaloneHost(
@@ -131,8 +137,21 @@ class Process:
         self.written: dict[str, PostgresStream | MemoryStream] = {}
         #: The (stream, writer) pairs whose initial position is not saved.
         self._not_saved: set[tuple[str, str]] = set()
+        self._admission: Admission | None = None
         self.handler: ReplicationCommandHandler
         cluster.run(f"starting {name}", self._start())
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether its successor has not taken its place, also in the ledger."""
+        return self not in self.cluster.replaced
+
+    def _if_judged(self, record: Callable[..., object]) -> Callable[..., None]:
+        def call(*args: Any, **more: Any) -> None:
+            if self.is_judged:
+                record(*args, **more)
+
+        return call
 
     def save(self, key: tuple[str, str], token: int) -> None:
         """Save a position across crashes, if this process saves its state."""
@@ -141,6 +160,8 @@ class Process:
 
     async def _start(self) -> None:
         cluster, host = self.cluster, self.host
+        if cluster.replaces and self.name in WRITERS:
+            await self._acquire_name()
         made = await self._make_streams()
         memory = self._make_in_memory()
         self.written = {stream.description.name: stream for stream in made}
@@ -166,6 +187,32 @@ class Process:
             self._make_position_check().start()
         self.is_up = True
         cluster.trace(f"{self.name} is up")
+
+    def _unexpected(self, what: str, error: BaseException) -> None:
+        if not isinstance(error, NameLostError):
+            self.cluster.unexpected(what, error)
+
+    async def _acquire_name(self) -> None:
+        """Acquire the name of this process, when its holder commits nothing more."""
+        database, term = self.cluster.database, None
+        while term is None:
+            with suppress(psycopg2.Error):
+                term = await self.database.transact(
+                    "acquire_name",
+                    lambda txn: database.acquire_name(self.name),
+                    autocommit=True,
+                )
+            await deferLater(self.reactor, 0.2)
+        self._admission = Admission(self.name, term)
+        self.database.admit(self._admission, self._name_lost)
+
+    def _find_name_check(self) -> Callable[[], Deferred[None]] | None:
+        return None if self._admission is None else self.database.confirm_name
+
+    def _name_lost(self, error: NameLostError) -> None:
+        # It runs on until it has stopped.
+        seconds = self.cluster.random.random()
+        self.reactor.callLater(seconds, self.cluster.leave, self)
 
     def _start_links(self, extension: ReplicationExtension | None) -> None:
         links, handler, watcher = self.cluster.links, self.handler, self.watcher
@@ -195,6 +242,12 @@ class Process:
                 watcher,
                 self._announce_again,
                 handler.start_replication(),
+                publisher=PublisherName(
+                    watcher,
+                    "hs",
+                    self.name,
+                    self._find_name_check,
+                ),
                 ping_interval=5.0,
                 reply_timeout=5.0,
                 extension=extension,
@@ -320,7 +373,8 @@ class Process:
             host.set_sink(sink, None)
 
     def _shows(self, stream_name: str, token: int) -> None:
-        self.cluster.ledger.shown(self.reader, stream_name, token)
+        if self.is_judged:
+            self.cluster.ledger.shown(self.reader, stream_name, token)
 
     def _announce_again(self, lost: int) -> None:
         self.cluster.trace(f"{self.name} announces again: {lost} publishes were lost")
@@ -428,6 +482,7 @@ class Process:
             self.host.clock,
             on_finished=self.host.notifier.notify,
             observer=self.watcher,
+            admission=self._admission,
         )
         return generator
 
@@ -511,7 +566,7 @@ class Process:
             return
         try:
             await stream.write(rows)
-        except (psycopg2.Error, CommitUnknownError) as error:
+        except (psycopg2.Error, CommitUnknownError, NameLostError) as error:
             self.cluster.trace(f"{self.name} could not write {stream_name}: {error}")
         self.host.notifier.notify()
 

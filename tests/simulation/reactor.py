@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+import attrs
 from twisted.internet.base import DelayedCall
 from twisted.internet.error import ConnectionRefusedError
 from twisted.internet.protocol import ClientFactory
@@ -20,10 +22,21 @@ from tests.simulation.network import (
 PEER_PORT = 9092
 
 
+@attrs.frozen(eq=False)
+class _Held:
+    """What a process does when it resumes.
+
+    :ivar call: the call that it is; ``None`` if something arrived.
+    """
+
+    run: Callable[[], object]
+    call: DelayedCall | None = None
+
+
 class ProcessReactor:
     """The clock and the network of one epoch of a process.
 
-    :ivar is_alive: whether the process runs; after its end, no scheduled call is made.
+    :ivar is_alive: whether the process exists; after its end, no call is made.
     """
 
     def __init__(
@@ -33,11 +46,33 @@ class ProcessReactor:
         self.is_alive = True
         self._clock = clock
         self._network = network
+        #: What waits until the process resumes, in order; ``None`` while it runs.
+        self._held: deque[_Held] | None = None
 
     def kill(self) -> None:
         """End the process, as ``kill -9`` does."""
         self.is_alive = False
         self._network.process_died(self)
+
+    def suspend(self) -> None:
+        """Suspend the process, as SIGSTOP does: its connections stay open."""
+        self._held = deque()
+
+    def resume(self) -> None:
+        """Resume the process, and make the calls that were due meanwhile, in order."""
+        held, self._held = self._held or deque(), None
+        while held and self.is_alive:
+            waiting = held.popleft()
+            if waiting.call is not None:
+                waiting.call.called = 1
+            waiting.run()
+
+    def when_running(self, func: Callable[..., object], *args: object) -> None:
+        """Call a function now, or when the process resumes."""
+        if self._held is not None:
+            self._held.append(_Held(lambda: func(*args)))
+        elif self.is_alive:
+            func(*args)
 
     def seconds(self) -> float:
         """Return the simulated time in s."""
@@ -47,7 +82,10 @@ class ProcessReactor:
         self, delay: float, func: Callable[..., object], *args: object, **kw: object
     ) -> DelayedCall:
         """Call a function after ``delay`` s, if the process is then alive."""
-        return self._clock.callLater(delay, self._call, func, args, kw)
+        call = self._clock.callLater(
+            delay, lambda: self._make(call, lambda: func(*args, **kw))
+        )
+        return call
 
     def callFromThread(
         self, func: Callable[..., object], *args: object, **kw: object
@@ -55,11 +93,17 @@ class ProcessReactor:
         """Call a function in the next turn of the simulated reactor."""
         self.callLater(0, func, *args, **kw)
 
-    def _call(
-        self, func: Callable[..., object], args: Any, kw: dict[str, object]
-    ) -> None:
-        if self.is_alive:
-            func(*args, **kw)
+    def _make(self, call: DelayedCall, run: Callable[[], object]) -> None:
+        held = self._held
+        if held is None:
+            if self.is_alive:
+                run()
+            return
+        waiting = _Held(run, call)
+        held.append(waiting)
+        # It can still be cancelled.
+        call.called = 0
+        call.canceller = lambda _: held.remove(waiting)
 
     def connectTCP(
         self,

@@ -80,18 +80,22 @@ def simulate(
     trace_to: Callable[[float, str], object] | None = None,
     *,
     discards: bool = False,
+    replaces: bool = False,
 ) -> Result:
     """Run the cluster of a seed to its end, or to the first violation or other error.
 
     :param trace_to: called with (time, text) for each event.
     :param discards: whether writers may discard rows instead of publishing them; no
         writer is then moved, and nothing false is announced.
+    :param replaces: whether writers acquire their names, and may be suspended and
+        replaced; none is moved.
     """
     # Exclude existing objects, which do not belong to this seed, from the garbage
     # collection.
     gc.freeze()
     with unhandled_errors() as unhandled:
-        result = _simulate(Run(seed, trace_to, discards=discards), seed)
+        run = Run(seed, trace_to, discards=discards, replaces=replaces)
+        result = _simulate(run, seed)
         # The unhandled error of a Deferred is logged when the Deferred is collected.
         gc.collect()
     gc.unfreeze()
@@ -117,6 +121,8 @@ def _simulate(run: Run, seed: int) -> Result:
     cluster = run.cluster
     for name in list(cluster.processes):
         cluster.crash(name)
+    for process in list(cluster.replaced):
+        cluster.leave(process)
     cluster.clock.calls.clear()
     return Result(
         seed,
@@ -169,13 +175,14 @@ class Run:
         trace_to: Callable[[float, str], object] | None = None,
         *,
         discards: bool = False,
+        replaces: bool = False,
     ) -> None:
-        self.cluster = Cluster(seed, trace_to, discards=discards)
+        self.cluster = Cluster(seed, trace_to, discards=discards, replaces=replaces)
         self.agreed_after = 0.0
         self.end = END
         self._random = Random(f"{seed}/traffic")
         self._faults = Faults(self.cluster, seed, BEGIN, END)
-        if not discards:
+        if not (discards or replaces):
             Moves(self.cluster, seed, BEGIN, END - LAST_MOVE)
         self._rate = self._random.choice([4.0, 8.0, 16.0])
 

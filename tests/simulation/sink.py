@@ -18,6 +18,7 @@ class SinkOwner(Protocol):
 
     :ivar reader: the epoch of the process in the ledger.
     :ivar saved: the saved state of the process.
+    :ivar is_judged: whether its successor has not taken its place.
     """
 
     name: str
@@ -26,6 +27,9 @@ class SinkOwner(Protocol):
     watcher: Watcher
     reader: Reader
     saved: SavedState
+
+    @property
+    def is_judged(self) -> bool: ...
 
     def save(self, key: tuple[str, str], token: int) -> None:
         """Save a position across crashes, if the process saves its state."""
@@ -71,9 +75,10 @@ class ProcessSink:
         self, stream_name: str, instance_name: str, token: int, rows: list[Any]
     ) -> None:
         process = self._process
-        process.cluster.ledger.delivered(
-            process.reader, stream_name, instance_name, token, rows
-        )
+        if process.is_judged:
+            process.cluster.ledger.delivered(
+                process.reader, stream_name, instance_name, token, rows
+            )
         if instance_name not in process.cluster.writers[stream_name]:
             process.watcher.counts.drained_rows += len(rows)
         key = stream_name, instance_name
@@ -82,9 +87,10 @@ class ProcessSink:
     def on_position(self, stream_name: str, instance_name: str, token: int) -> None:
         """Deliver a position."""
         process = self._process
-        process.cluster.ledger.position(
-            process.reader, stream_name, instance_name, token
-        )
+        if process.is_judged:
+            process.cluster.ledger.position(
+                process.reader, stream_name, instance_name, token
+            )
         process.save((stream_name, instance_name), token)
 
     def saved_epochs(self) -> Mapping[tuple[str, str], str]:
