@@ -62,6 +62,7 @@ from synapse_replication.instrumentation.prometheus import (
 )
 from synapse_replication.instrumentation.status import model
 from synapse_replication.instrumentation.status.assessment import describe_process
+from synapse_replication.instrumentation.status.stalls import StallLog
 from synapse_replication.instrumentation.status.status_observer import StatusObserver
 from synapse_replication.storage import id_streams
 from synapse_replication.storage.database import Database, TransactionRunner
@@ -248,8 +249,7 @@ class SessionWatch:
             if session is None or not session.writes_stream:
                 continue
             if not session.query.upper().startswith(changes):
-                tokens = id_streams.read_tokens(txn, {name: stream}).values()
-                found[name] = session, (max(tokens, default=0) + 1) * stream.sign
+                found[name] = session, (_last_token(txn, stream) + 1) * stream.sign
         return found
 
     def _compare(self, found: Mapping[str, tuple[Session, int]]) -> None:
@@ -329,6 +329,8 @@ class MonitorStatus(StatusObserver):
             not_ready.append("no link is up")
         if self.sessions is not None and self.sessions.problem:
             not_ready.append(f"cannot read the database: {self.sessions.problem}")
+        stuck = () if self.sessions is None else self.sessions.stuck()
+        not_ready += [f"{model.describe_stuck_id(e)}: {e.session}" for e in stuck]
         return replace(
             status,
             writers=tuple(
@@ -337,9 +339,18 @@ class MonitorStatus(StatusObserver):
             ),
             not_ready=tuple(not_ready),
             cut_off_for=0.0 if is_up or not self._needs_a_link else min(since),
-            stuck_ids=() if self.sessions is None else self.sessions.stuck(),
+            stuck_ids=stuck,
             unannounced=len(self._findings),
         )
+
+
+def _last_token(txn: Any, stream: IdStream) -> int:
+    """Return the greatest token that was committed, as far as it is known."""
+    if stream.writers:
+        return max(id_streams.read_tokens(txn, {"": stream}).values(), default=0)
+    # Without writers of its own, a stream has no stored positions.
+    ids = [id_streams.farthest_id(txn, stream, table) for table in stream.tables]
+    return max((id_ or 0 for id_ in ids), default=0)
 
 
 class Monitor(Service):
@@ -425,8 +436,12 @@ class Monitor(Service):
         )
         sessions = SessionWatch(self._clock, database, config.id_streams)
         self.status.sessions = sessions
-        self._starts += [meter.start, sessions.start]
-        self._stops += [meter.stop, sessions.stop, database.close]
+        stalls = StallLog(_log)
+        report = Repeater(
+            self._clock, SESSION_INTERVAL, lambda: stalls.update(self.status.snapshot())
+        )
+        self._starts += [meter.start, sessions.start, report.start]
+        self._stops += [meter.stop, sessions.stop, report.stop, database.close]
         return meter
 
     @override

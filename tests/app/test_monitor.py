@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
+import psycopg2
 from twisted.internet.defer import Deferred, succeed
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
+from synapse_replication.app import monitor
 from synapse_replication.app.loss_meter import LossFinding
 from synapse_replication.app.monitor import (
     ASK_INTERVAL,
@@ -27,9 +30,14 @@ from synapse_replication.instrumentation.status.model import (
     encode_status,
 )
 from synapse_replication.instrumentation.status.status_observer import StatusObserver
+from synapse_replication.storage.id_streams import id_stream_of
 from synapse_replication.storage.open_transactions import Session
+from synapse_replication.streams.standard.registry import STANDARD_STREAMS
+from synapse_replication.streams.stuck_ids import StuckId
+from synapse_replication.testing.servers import shared_postgres
 from synapse_replication.wire.close_reason import CloseReason
 from synapse_replication.wire.commands import PositionCommand, RdataCommand
+from tests.storage.synapse_extract import ROWS, SCHEMA
 
 _STOCK = HttpCatchUpError("GET", "u", 404, '{"errcode":"M_UNRECOGNIZED","error":"?"}')
 _DEAD = HttpCatchUpError("GET", "u", None, "Connection refused")
@@ -145,6 +153,16 @@ class MonitorStatusTests(MonitorTestCase):
         status.observe(LinkUp("redis"))
         self.assertEqual(judge(status.snapshot()).tone, "good")
 
+    def test_stuck_id(self) -> None:
+        """A stuck id is a problem that ``/ready`` names."""
+        stuck = StuckId("caches", 6, "nightly", 42.0, "session 7", "End it.")
+        sessions: Any = SimpleNamespace(problem="", stuck=lambda: (stuck,))
+        self.status.sessions = sessions
+        self.assertIn(
+            "id 6 of caches, written by nightly, is not finished: session 7",
+            self.status.snapshot().not_ready,
+        )
+
     def test_positions(self) -> None:
         """Positions that lines announce are shown."""
         self.status.receive(RdataCommand("events", "w1", 5, ["x"]))
@@ -172,6 +190,37 @@ class MonitorStatusTests(MonitorTestCase):
             else:
                 self.clock.advance(UNANNOUNCED_FOR + 1)
             self.assertEqual(self.status.snapshot().unannounced, 0)
+
+
+class RealSessionTests(SynchronousTestCase):
+    """Tests with a real database."""
+
+    def test_stream_without_positions(self) -> None:
+        """The id of a session in a stream without stored positions follows its rows."""
+        dsn = shared_postgres().new_database()
+        observed, writing = psycopg2.connect(dsn), psycopg2.connect(dsn)
+        self.addCleanup(observed.close)
+        self.addCleanup(writing.close)
+        with writing:
+            writing.cursor().execute(SCHEMA + ROWS)
+        writing.cursor().execute(
+            "INSERT INTO cache_invalidation_stream_by_instance "
+            "VALUES (6, 'p1', 'f', NULL, 8)"
+        )
+
+        def transact(what: str, work: Any) -> Deferred[Any]:
+            observed.rollback()
+            return succeed(work(observed.cursor()))
+
+        database: Any = SimpleNamespace(transact=transact)
+        self.patch(monitor, "STUCK_AFTER", 0.0)
+        caches = id_stream_of(STANDARD_STREAMS["caches"], ())
+        clock = Clock()
+        watch = SessionWatch(ReactorClock(clock), database, {"caches": caches})
+        watch.start()
+        clock.advance(SESSION_INTERVAL)
+        (stuck,) = watch.stuck()
+        self.assertEqual((stuck.stream_name, stuck.id), ("caches", 6))
 
 
 class SessionWatchTests(SynchronousTestCase):
