@@ -7,7 +7,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from tests.simulation.runner import Run, simulate
 
 #: ``scripts/simulate --discards`` runs more of them.
-SEEDS = 20
+SEEDS = 8
 
 
 class DiscardsTests(SynchronousTestCase):

@@ -2,12 +2,39 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from twisted.trial.unittest import SynchronousTestCase
 
+from tests.simulation.bugs import FOUND_BY
 from tests.simulation.runner import LIVENESS_SECONDS, simulate
 
+#: The first seeds, in which each kind of fault occurs, and those that find known bugs;
 #: ``scripts/simulate --seeds 0:2000`` runs more of them.
-SEEDS = 200
+SEEDS = sorted({*range(40), *FOUND_BY.values()})
+#: The kinds of faults.
+FAULTS = {
+    "crash",
+    "crash_at_point",
+    "cut_at_point",
+    "cut_outbound",
+    "fail_auth",
+    "fail_http",
+    "fail_sinks",
+    "garble",
+    "half_open",
+    "interleave",
+    "lag",
+    "lie",
+    "lose_answers",
+    "outrun",
+    "reset",
+    "restart_broker",
+    "slow_database",
+    "stall_auth",
+    "stop_database",
+    "storm",
+}
 
 
 class SimulateTests(SynchronousTestCase):
@@ -17,12 +44,15 @@ class SimulateTests(SynchronousTestCase):
         end.
         """
         failures = []
-        for seed in range(SEEDS):
+        faults: Counter[str] = Counter()
+        for seed in SEEDS:
             result = simulate(seed)
+            faults += result.counts.faults
             self.assertLessEqual(result.agreed_after, LIVENESS_SECONDS + 1)
             if result.failure is not None:
                 failures.append(f"scripts/simulate --seed {seed} -v: {result.failure}")
         self.assertEqual(failures, [])
+        self.assertEqual({kind for kind in faults if faults[kind] > 1}, FAULTS)
 
     def test_replay(self) -> None:
         """The same seed gives the same run in every detail."""

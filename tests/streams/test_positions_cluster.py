@@ -300,7 +300,7 @@ class ClusterTests(SynchronousTestCase):
             settings=settings(
                 derandomize=True,
                 deadline=None,
-                max_examples=200,
+                max_examples=80,
                 stateful_step_count=60,
                 suppress_health_check=list(HealthCheck),
             ),

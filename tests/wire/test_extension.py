@@ -250,13 +250,13 @@ class ExtensionMessageTests(SynchronousTestCase):
             self.assertNotIn("xxx", str(error))
             self.assertLess(len(str(error)), 200)
 
-    @settings(derandomize=True, deadline=None, max_examples=500)
+    @settings(derandomize=True, deadline=None, max_examples=200)
     @given(st.binary(max_size=200) | _JSON.map(lambda v: json.dumps(v).encode()))
     def test_any_bytes(self, payload: bytes) -> None:
         """Any bytes are either decoded or raise an error of the protocol."""
         self.read(payload)
 
-    @settings(derandomize=True, deadline=None, max_examples=500)
+    @settings(derandomize=True, deadline=None, max_examples=200)
     @given(st.sampled_from(sorted(GOOD)), _JSON)
     def test_any_field(self, field: str, value: Any) -> None:
         """

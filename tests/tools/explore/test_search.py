@@ -28,15 +28,17 @@ from synapse_replication.streams.reader import Reader
 class ShallowTests(SynchronousTestCase):
     """Every state of the small worlds."""
 
-    results: ClassVar[dict[str, Result]] = {}
+    searches: ClassVar[dict[str, tuple[Search, Result]]] = {}
 
-    def result(self, name: str) -> Result:
-        if name not in self.results:
-            self.results[name] = Search(*SHALLOW[name]).run(120)
-        return self.results[name]
+    def search(self, name: str) -> tuple[Search, Result]:
+        """Return the search of a world, which runs once, and its result."""
+        if name not in self.searches:
+            search = Search(*SHALLOW[name])
+            self.searches[name] = search, search.run(120)
+        return self.searches[name]
 
     def explore(self, name: str, at_least: int) -> None:
-        result = self.result(name)
+        _, result = self.search(name)
         broken = result.broken
         self.assertIsNone(broken, "" if broken is None else explain(broken))
         self.assertTrue(result.is_complete)
@@ -80,7 +82,7 @@ class ShallowTests(SynchronousTestCase):
         Every entry of the table is taken, except those that need larger worlds, and
         nothing else.
         """
-        taken = {call for name in SHALLOW for call in self.result(name).calls}
+        taken = {call for name in SHALLOW for call in self.search(name)[1].calls}
         self.assertEqual(
             names(entries() - taken),
             {
@@ -123,17 +125,16 @@ class ShallowTests(SynchronousTestCase):
         """
         The search without reductions finds the same states, apart from the faults left.
         """
-        memory = Bounds(ids=1, losses=1, writer_crashes=1, reader_crashes=1, total=2)
-        for world in (
-            SHALLOW["database"],
-            SHALLOW["database, two links"],
-            SHALLOW["stock memory"],
-            (Kind.MEMORY, memory),
-        ):
+        bounds = Bounds(ids=1, losses=1, writer_crashes=1, reader_crashes=1, total=2)
+        memory = Search(Kind.MEMORY, bounds)
+        memory.run(120)
+        found = {(Kind.MEMORY, bounds): memory} | {
+            SHALLOW[name]: self.search(name)[0]
+            for name in ("database", "database, two links", "stock memory")
+        }
+        for world, reduced in found.items():
             full = Search(*world, is_reduced=False)
             self.assertTrue(full.run(120).is_complete)
-            reduced = Search(*world)
-            reduced.run(120)
             self.assertEqual(reduced.digests, full.digests)
 
 
