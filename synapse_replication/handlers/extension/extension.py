@@ -135,6 +135,28 @@ class ReplicationExtension(SendingListener):
     _epochs: PeerEpochs
     _backlog: Backlog | None
     _where: str = attrs.field(default="", kw_only=True)
+    _connections: list[ExtensionConnection] = attrs.field(factory=list, init=False)
+    #: The links whose hello has not come back: if it was dropped, REPLICATE follows the
+    #: next one.
+    _replicating: set[ExtensionConnection] = attrs.field(factory=set, init=False)
+    #: The instance at the other end of each direct link that has sent a message.
+    _peers: dict[ExtensionConnection, str] = attrs.field(factory=dict, init=False)
+    _positions: dict[str, StreamPosition] = attrs.field(factory=dict, init=False)
+    _has_advanced: bool = attrs.field(default=False, init=False)
+    _last_heartbeat: float = attrs.field(default=-math.inf, init=False)
+    _last_answer: float = attrs.field(default=-math.inf, init=False)
+    #: Whether the next tick is that of an instance whose positions do not advance.
+    _is_tick_idle: bool = attrs.field(default=False, init=False)
+    _contradicted_at: float = attrs.field(default=-math.inf, init=False)
+    #: The instances that wait for an answer, each with its link, in the order in which
+    #: they asked; ``None`` for one that has no channel of its own.
+    _pending_answers: dict[tuple[ExtensionConnection, str] | None, None] = attrs.field(
+        factory=dict, init=False
+    )
+    _has_stopped: bool = attrs.field(default=False, init=False)
+    _last_watch: float = attrs.field(default=-math.inf, init=False)
+    #: The interval that this instance stated last to all.
+    _stated_interval: int = attrs.field(default=USUAL_INTERVAL, init=False)
 
     def __attrs_post_init__(self) -> None:
         host, self._observer = self._handler.host, self._handler.observer
@@ -143,43 +165,16 @@ class ReplicationExtension(SendingListener):
         self.instance_name = host.identity.instance_name
         #: This instance's epoch, which is part of each message.
         self.epoch = host.identity.instance_id
-        written = [
-            stream.description for stream in host.streams.get_streams_to_replicate()
-        ]
-        self._in_memory = {each.name for each in written if each.held_in_memory}
-        #: Whether peers wait for what this instance writes. Every instance of a
-        #: homeserver may write ``caches``, for which no reader waits.
-        self._writes = not all(each.announce_own_moves_only for each in written)
-        #: Whether a REPLICATE would be answered by positions.
-        self._has_positions = bool(written)
-        #: Which part of the interval of heartbeats passes before the first of many.
-        self._phase = crc32(self.epoch.encode()) / 2**32
-        self._followed = frozenset(host.streams.get_streams())
-        self._connections: list[ExtensionConnection] = []
-        #: The links whose hello has not come back: if it was dropped, REPLICATE follows
-        #: the next one.
-        self._replicating: set[ExtensionConnection] = set()
-        #: The instance at the other end of each direct link that has sent a message.
-        self._peers: dict[ExtensionConnection, str] = {}
-        self._positions: dict[str, StreamPosition] = {}
-        self._has_advanced = False
-        self._last_heartbeat = self._last_answer = -math.inf
         self._heartbeat_timer = Timer(host.clock)
-        #: Whether the next tick is that of an instance whose positions do not advance.
-        self._is_tick_idle = False
         self._answer_timer = Timer(host.clock)
         #: The answer to another process with the name of this one, or to an accusation.
         self._contradiction_timer = Timer(host.clock)
-        self._contradicted_at = -math.inf
-        #: The instances that wait for an answer, each with its link, in the order in
-        #: which they asked; ``None`` for one that has no channel of its own.
-        self._pending_answers: dict[tuple[ExtensionConnection, str] | None, None] = {}
-        self._has_stopped = False
-        self._watches = Watches(self.epoch)
-        self._last_watch = -math.inf
-        #: The interval that this instance stated last to all.
-        self._stated_interval = USUAL_INTERVAL
         self._watch_timer = Timer(host.clock)
+        self._watches = Watches(self.epoch)
+        #: Which part of the interval of heartbeats passes before the first of many.
+        self._phase = crc32(self.epoch.encode()) / 2**32
+        self._followed = frozenset(host.streams.get_streams())
+        self._describe_written()
         #: A message with the fields that are the same in all messages.
         self._message_template = ExtensionMessage(
             type=MessageType.HEARTBEAT,
@@ -196,6 +191,19 @@ class ReplicationExtension(SendingListener):
             replace(self._message_template, answers=None)
         )
         self._handler.sender.listen_to_sending(self)
+
+    def _describe_written(self) -> None:
+        """Set what depends on the streams that this instance writes."""
+        written = [
+            stream.description
+            for stream in self._handler.host.streams.get_streams_to_replicate()
+        ]
+        self._in_memory = {each.name for each in written if each.held_in_memory}
+        #: Whether peers wait for what this instance writes. Every instance of a
+        #: homeserver may write ``caches``, for which no reader waits.
+        self._writes = not all(each.announce_own_moves_only for each in written)
+        #: Whether a REPLICATE would be answered by positions.
+        self._has_positions = bool(written)
 
     # -- starting and stopping --------------------------------------------------------
 
@@ -382,9 +390,8 @@ class ReplicationExtension(SendingListener):
         self, connection: ExtensionConnection, message: ExtensionMessage
     ) -> None:
         name, epoch, kind = message.instance_name, message.epoch, message.type
-        tokens = {stream: pos.token for stream, pos in message.positions.items()}
         if kind is MessageType.ROWS:
-            self._rows_announced(connection, name, epoch, tokens)
+            self._rows_announced(connection, name, epoch, _tokens(message))
             return
         now = self._clock.seconds()
         status = self._epochs.record_message(
@@ -417,27 +424,36 @@ class ReplicationExtension(SendingListener):
         if message.heartbeat_interval is None and status is not EpochStatus.SAME:
             # This peer expects frequent heartbeats.
             self._tick_sooner()
+        self._report(connection, message, status)
+        if kind is MessageType.GOODBYE:
+            self._epochs.leave(name, epoch)
+        self._answer_hello(connection, message, is_new=status is not EpochStatus.SAME)
+
+    def _report(
+        self,
+        connection: ExtensionConnection,
+        message: ExtensionMessage,
+        status: EpochStatus,
+    ) -> None:
+        """Report an instance's epoch and positions to the observer and the readers."""
+        name, kind = message.instance_name, message.type
         is_new = status is EpochStatus.NEW
         if is_new:
             self._observer.observe(EpochChanged(name))
         self._observer.observe(_to_heartbeat(message, self._followed))
-        is_leaving = kind is MessageType.GOODBYE
         self._handler.writer_reported(
             connection,
             name,
-            tokens,
+            _tokens(message),
             prev_tokens=message.prev_tokens,
             # Rows that a process sent before its first message may have been missed.
             is_new_epoch=is_new or status is EpochStatus.FIRST,
             # A process that is shutting down cannot serve the rows of its epoch.
-            epoch=None if is_leaving else epoch,
+            epoch=None if kind is MessageType.GOODBYE else message.epoch,
             # All that a direct link carries is of one process, even what precedes the
             # hello.
             has_restarted=kind is MessageType.HELLO and not connection.is_direct,
         )
-        if is_leaving:
-            self._epochs.leave(name, epoch)
-        self._answer_hello(connection, message, is_new=status is not EpochStatus.SAME)
 
     def _name_peer(self, connection: ExtensionConnection, name: str) -> None:
         if connection not in self._peers:
@@ -704,6 +720,10 @@ class ReplicationExtension(SendingListener):
                     connection, stream_name
                 ):
                     connection.send_extension([payload])
+
+
+def _tokens(message: ExtensionMessage) -> dict[str, int]:
+    return {stream: position.token for stream, position in message.positions.items()}
 
 
 def _to_heartbeat(message: ExtensionMessage, known: Collection[str]) -> PeerHeartbeat:
