@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from typing import Any, TextIO
 
@@ -86,6 +86,44 @@ def print_summary(summary: Mapping[str, Any], out: TextIO) -> None:
     )
 
 
+@attrs.define(eq=False, repr=False)
+class _Run:
+    """What a meter does while its process follows.
+
+    :param serve_metrics: listens, and returns the port; ``None`` for no metrics.
+    """
+
+    _meter: LossMeter
+    _database: Database
+    _output: Output
+    _as_json: bool
+    _serve_metrics: Callable[[], Any] | None
+    _port: Any = attrs.field(default=None, init=False)
+
+    def tap(self, channel: str, line: bytes) -> None:
+        with suppress(RemoteProtocolError):
+            self._meter.receive(
+                parse_command_from_line(line.decode("utf-8", "replace"))
+            )
+
+    def begin(self) -> None:
+        if self._serve_metrics is not None:
+            self._port = self._serve_metrics()
+        self._meter.start()
+
+    async def finish(self) -> None:
+        self._meter.stop()
+        if self._port is not None:
+            await maybeDeferred(self._port.stopListening)
+        await self._database.close()
+        summary = summarise(self._meter)
+        if self._as_json:
+            self._output.write(encode_json({"summary": summary}).decode() + "\n")
+            self._output.finish()
+        else:
+            print_summary(summary, sys.stderr)
+
+
 def make_meter(
     config: ProcessConfig,
     reactor: Any,
@@ -127,36 +165,20 @@ def make_meter(
         links=1 if config.redis is not None else len(config.tcp_connect),
         patience=patience,
     )
-
-    def tap(channel: str, line: bytes) -> None:
-        with suppress(RemoteProtocolError):
-            meter.receive(parse_command_from_line(line.decode("utf-8", "replace")))
-
-    listening: list[Any] = []
-
-    def begin() -> None:
-        if metrics_port is not None:
-            root = Resource()  # type: ignore[no-untyped-call]
-            root.putChild(b"metrics", metrics_resource(registry))
-            site = Site(root)  # type: ignore[no-untyped-call]
-            listening.append(
-                reactor.listenTCP(metrics_port, site, interface="127.0.0.1")
-            )
-        meter.start()
-
-    async def finish() -> None:
-        meter.stop()
-        for port in listening:
-            await maybeDeferred(port.stopListening)
-        await database.close()
-        summary = summarise(meter)
-        if as_json:
-            output.write(encode_json({"summary": summary}).decode() + "\n")
-            output.finish()
-        else:
-            print_summary(summary, sys.stderr)
-
+    serve_metrics = None
+    if metrics_port is not None:
+        serve_metrics = functools.partial(
+            _serve_metrics, reactor, metrics_port, registry
+        )
+    run = _Run(meter, database, output, as_json, serve_metrics)
     follower = Follower(
-        config, reactor, "follow", tap, finish, begin, observers=[meter]
+        config, reactor, "follow", run.tap, run.finish, run.begin, observers=[meter]
     )
     return follower
+
+
+def _serve_metrics(reactor: Any, port: int, registry: CollectorRegistry) -> Any:
+    root = Resource()  # type: ignore[no-untyped-call]
+    root.putChild(b"metrics", metrics_resource(registry))
+    site = Site(root)  # type: ignore[no-untyped-call]
+    return reactor.listenTCP(port, site, interface="127.0.0.1")
