@@ -133,18 +133,7 @@ class Replication(Service):
         self._observer, self._status = self._observers.observer, self._observers.status
         #: Delivers events to subscribed callbacks.
         self.hooks = self._observers.hooks
-        self.host = StandaloneHost(
-            interfaces.Identity(
-                options.server_name, options.instance_name, secrets.token_urlsafe(12)
-            ),
-            self._clock,
-            self._observer,
-            self.hooks,
-            lambda name: with_retries(
-                self._client.for_stream(name), self._clock, random.random
-            ),
-            options.stores_user_ips,
-        )
+        self.host = self._make_host()
         self.sink: interfaces.RowSink = PositionsOnlySink() if sink is None else sink
         if command_sink is not None:
             self.host.commands = command_sink
@@ -165,6 +154,22 @@ class Replication(Service):
         self._undelivered: list[str] = []
         #: What a stop did not finish, for the exit status; empty if nothing.
         self.unfinished = ""
+
+    def _make_host(self) -> StandaloneHost:
+        """Return the host, whose streams are added when the service starts."""
+        options = self._options
+        return StandaloneHost(
+            interfaces.Identity(
+                options.server_name, options.instance_name, secrets.token_urlsafe(12)
+            ),
+            self._clock,
+            self._observer,
+            self.hooks,
+            lambda name: with_retries(
+                self._client.for_stream(name), self._clock, random.random
+            ),
+            options.stores_user_ips,
+        )
 
     def _make_client(self) -> tuple[HttpCatchUpClient, Any]:
         """Return the client of other instances, and its connections, if any."""
