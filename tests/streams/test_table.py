@@ -67,6 +67,14 @@ class TableStreamTests(SynchronousTestCase):
 
         self.assertEqual(codec.to_json(row), [{"a": 1}, [True]])
 
+    def test_columns_of_json_hold_any_number(self) -> None:
+        """A number within JSON has no bound, as in PostgreSQL."""
+        codec = declare(columns={"content": "json"}).description.codec
+        for number in (2**63, 2**70, -(10**30)):
+            for content in (number, {"a": [number]}):
+                row = codec.row_type(content)
+                self.assertEqual(codec.decode([codec.encode_new(row)]).rows, [row])
+
     def test_types_by_name(self) -> None:
         """Types may be given by name; a type with ``?`` may be null."""
         stream = declare(columns={"order_id": "text", "amount": "integer?"})
