@@ -45,17 +45,10 @@ class AnnotatedSessionTests(SynchronousTestCase):
         for line in lines:
             self.assertIn(line, recorded, f"{line} is not there, or not in this order")
 
-    def test_older_peers(self) -> None:
-        """The lines of older peers are understood as the page says."""
-        (block,) = re.findall(
-            r"never sends them::\n\n((?:    .+\n)+)", PAGE.read_text()
-        )
-        events, typing = (SourceStream(name, Row) for name in ("events", "typing"))
-        for stream in (events, typing):
-            name = stream.description.name
-            stream.description = STANDARD_STREAMS[name].description
-        events.advance("master", 1)
-        host = RecordingHost(events, typing)
+    def receive(self, introduction: str, *streams: SourceStream) -> RecordingHost:
+        """Return a host that has received the lines below an introduction."""
+        (block,) = re.findall(rf"{introduction}::\n\n((?:    .+\n)+)", PAGE.read_text())
+        host = RecordingHost(*streams)
         handler = ReplicationCommandHandler(host, host.observer)
         connection = MemoryConnection()
         handler.new_connection(connection)
@@ -64,6 +57,17 @@ class AnnotatedSessionTests(SynchronousTestCase):
             read_lines([line.strip().encode() for line in block.splitlines()]),
         )
         host.reactor.advance(0)
+        self.assertEqual(connection.closed_with, [])
+        return host
+
+    def test_older_peers(self) -> None:
+        """The lines of older peers are understood as the page says."""
+        events, typing = (SourceStream(name, Row) for name in ("events", "typing"))
+        for stream in (events, typing):
+            name = stream.description.name
+            stream.description = STANDARD_STREAMS[name].description
+        events.advance("master", 1)
+        host = self.receive("never sends them", events, typing)
         self.assertEqual(
             [(*where, len(rows)) for *where, rows in host.rows.rows],
             [
@@ -73,30 +77,17 @@ class AnnotatedSessionTests(SynchronousTestCase):
             ],
         )
         self.assertEqual(events.requests + typing.requests, [])
-        self.assertEqual(connection.closed_with, [])
 
     def test_tags_of_older_peers(self) -> None:
         """The lines of the stream of tags are understood as the page says."""
-        (block,) = re.findall(
-            r"is a text of JSON::\n\n((?:    .+\n)+)", PAGE.read_text()
-        )
         tags = SourceStream("tag_account_data", Row)
         tags.description = STANDARD_STREAMS["tag_account_data"].description
         tags.advance("master", 7)
-        host = RecordingHost(tags)
-        handler = ReplicationCommandHandler(host, host.observer)
-        connection = MemoryConnection()
-        handler.new_connection(connection)
-        handler.received(
-            connection,
-            read_lines([line.strip().encode() for line in block.splitlines()]),
-        )
-        host.reactor.advance(0)
+        host = self.receive("is a text of JSON", tags)
         ((*where, (row,)),) = host.rows.rows
         self.assertEqual(where, ["tag_account_data", "master", 8])
         self.assertEqual(json.loads(row.data), {"m.favourite": {"order": 0.5}})
         self.assertEqual(tags.requests, [])
-        self.assertEqual(connection.closed_with, [])
 
     def test_delivers_documented_rows(self) -> None:
         """A reader of the session delivers what the page says, and fetches nothing."""

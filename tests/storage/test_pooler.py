@@ -49,9 +49,7 @@ class PoolerTests(PostgresMixin, TestCase):
             ("RETRY_INTERVAL", 0.05),
             ("LOCK_CHECK_INTERVAL", 0.05),
         ):
-            patch = mock.patch.object(writer_lock, name, value)
-            patch.start()
-            self.addCleanup(patch.stop)
+            self.patch(writer_lock, name, value)
 
     def process(self, dsn: str) -> tuple[WriterLock, Database]:
         """Return the lock of a process named w1, and the session of the lock."""

@@ -53,9 +53,7 @@ class _NameTestCase(PostgresMixin, TestCase):
             ("RETRY_INTERVAL", 0.05),
             ("LOCK_CHECK_INTERVAL", 0.1),
         ):
-            patch = mock.patch.object(writer_lock, name, value)
-            patch.start()
-            self.addCleanup(patch.stop)
+            self.patch(writer_lock, name, value)
 
     def lock(self, name: str = "w1", database: Any = None) -> WriterLock:
         """Return the lock of a process."""

@@ -51,7 +51,8 @@ class _Listening(Alternative):
             connection.autocommit = True
             with connection.cursor() as cursor:
                 cursor.execute(f"LISTEN {_CHANNEL}")
-                self.listening(cursor, received)
+                # Catch up: what was notified before is not repeated.
+                self.notified(cursor, received, [])
                 while True:
                     select.select([connection], [], [], _WAIT)
                     connection.poll()
@@ -61,11 +62,8 @@ class _Listening(Alternative):
         except psycopg2.Error:
             return
 
-    def listening(self, cursor: Any, received: Received) -> None:
-        """Catch up after LISTEN has begun."""
-
     def notified(self, cursor: Any, received: Received, payloads: list[str]) -> None:
-        """Receive the rows of notifications."""
+        """Receive the rows of notifications, or, of none, those written before."""
         raise NotImplementedError
 
 
@@ -84,10 +82,6 @@ class ById(_Listening):
     """A notification wakes the consumer, which reads the rows after its last id."""
 
     title = "LISTEN/NOTIFY, rows after the last id"
-
-    @override
-    def listening(self, cursor: Any, received: Received) -> None:
-        self.notified(cursor, received, [])
 
     @override
     def notified(self, cursor: Any, received: Received, payloads: list[str]) -> None:
@@ -111,10 +105,6 @@ class ByHorizon(_Listening):
     """
 
     title = "LISTEN/NOTIFY, rows below the oldest open transaction"
-
-    @override
-    def listening(self, cursor: Any, received: Received) -> None:
-        self.notified(cursor, received, [])
 
     @override
     def notified(self, cursor: Any, received: Received, payloads: list[str]) -> None:

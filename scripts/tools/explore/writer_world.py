@@ -418,6 +418,15 @@ class World:
             allocated=self.sequence,
         )
 
+    def _is_admitted(self, process: Process) -> bool:
+        """Return whether a process still has its name; if not, tell it."""
+        try:
+            self.check_term(process.term)
+        except NameRefusedError:
+            self._refused(process)
+            return False
+        return True
+
     def _refused(self, process: Process) -> None:
         if Effect.STOP in process.handle(NameEvent.REFUSED):
             for block in process.blocks:
@@ -606,20 +615,12 @@ class World:
 
     def do_store(self, number: int) -> None:
         process = self.processes[number]
-        try:
-            self.check_term(process.term)
-        except NameRefusedError:
-            self._refused(process)
-        else:
+        if self._is_admitted(process):
             self.stored = max(self.stored, process.knows.local)
 
     def do_read_the_sequence(self, number: int) -> None:
         process = self.processes[number]
-        try:
-            self.check_term(process.term)
-        except NameRefusedError:
-            self._refused(process)
-        else:
+        if self._is_admitted(process):
             known = process.knows.max_finished
             # As SequenceCheck: a sequence behind an announced id is advanced.
             self.sequence = max(self.sequence, known)
