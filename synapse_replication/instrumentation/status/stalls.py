@@ -49,10 +49,12 @@ class StallLog:
             self._logger.warn(
                 "The reactor was blocked for {longest:.2f} s, during which this "
                 "process handled nothing else ({count} such turns). (See the runbook: "
-                "ReplicationReactorStalls.) It was executing {what}",
+                "ReplicationReactorStalls.) {what}",
                 longest=stall.longest,
                 count=stall.count,
-                what=stall.what or "something unknown",
+                what=f"It was executing {stall.what}"
+                if stall.what
+                else "It ended before it was seen what was executed",
             )
 
     def check(self, observer: StatusObserver) -> None:

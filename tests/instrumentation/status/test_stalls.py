@@ -12,6 +12,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from synapse_replication.handlers.events import PeerHeartbeat
 from synapse_replication.instrumentation.status.stalls import StallLog, sentence
 from synapse_replication.instrumentation.status.status_observer import StatusObserver
+from synapse_replication.instrumentation.turns import Stall
 from synapse_replication.streams.stuck_ids import StuckId
 from tests.support.known_readers import KnownReaders
 
@@ -67,6 +68,16 @@ class StallLogTests(SynchronousTestCase):
             self.lines(60),
             ["info caches/w1, events/w1, typing/w2 no longer stalled"],
         )
+
+    def test_reactor_blocked(self) -> None:
+        """The line says what was executed, or that this was not seen."""
+        self.log.report_turns(None)
+        self.log.report_turns(Stall(2, 0.5, "f at sink.py:3"))
+        self.log.report_turns(Stall(1, 0.3, ""))
+        seen, unseen = (formatEvent(event) for event in self.events)
+        self.assertIn("blocked for 0.50 s", seen)
+        self.assertIn("It was executing f at sink.py:3", seen)
+        self.assertIn("It ended before it was seen what was executed", unseen)
 
     def test_stuck_id(self) -> None:
         """A stuck id is logged each minute, once its session is known."""
