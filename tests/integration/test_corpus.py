@@ -118,7 +118,7 @@ class CorpusProcessesTests(SynchronousTestCase):
         deployments, logs = [], count()
         for name, deployment in CORPUS.items():
             database = self.new_database()
-            ports: dict[tuple[str, object], int] = {}
+            ports: dict[tuple[str, int, bool], int] = {}
             shared = self.write(self.folder / name, deployment.shared, database, ports)
             roles = {"main": shared}
             for file, text in deployment.workers.items():
@@ -185,7 +185,7 @@ class CorpusProcessesTests(SynchronousTestCase):
         folder: Path,
         files: Mapping[str, str],
         database: str,
-        ports: dict[tuple[str, object], int],
+        ports: dict[tuple[str, int, bool], int],
     ) -> list[str]:
         """Write files; return the paths that name them, folders as such.
 
@@ -205,7 +205,7 @@ class CorpusProcessesTests(SynchronousTestCase):
         return list(paths)
 
     def moved(
-        self, content: Any, database: str, ports: dict[tuple[str, object], int]
+        self, content: Any, database: str, ports: dict[tuple[str, int, bool], int]
     ) -> Any:
         """Return a file's content with the addresses of this test."""
         if not isinstance(content, dict):
@@ -246,11 +246,12 @@ class CorpusProcessesTests(SynchronousTestCase):
         self,
         address: dict[str, Any],
         instance: str,
-        ports: dict[tuple[str, object], int],
+        ports: dict[tuple[str, int, bool], int],
     ) -> None:
         """Move a listener of an instance, or its address in ``instance_map``."""
         if "port" in address:
-            key = (instance, int(address["port"]))
+            # Nothing answers where TLS is left to a proxy.
+            key = instance, int(address["port"]), bool(address.get("tls"))
             if key not in ports:
                 ports[key] = free_port()
             address["port"] = ports[key]
