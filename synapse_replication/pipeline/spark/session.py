@@ -51,6 +51,11 @@ _SHORT_SETTINGS = {
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
 }
 
+#: The number of rows that a task can sort and store within a gigabyte that two tasks
+#: share, and the most tasks of a shuffle.
+_ROWS_OF_TASK = 250_000
+_MOST_PARTITIONS = 2_000
+
 #: The settings with which queries of few rows are planned.
 _PLANNING_OF_FEW_ROWS = {_SHUFFLE_PARTITIONS: "1", _ADAPTIVE: "false"}
 
@@ -99,6 +104,7 @@ class _Session:
         self._master = master
         self._settings = settings
         self._is_short = False
+        self._partitions = 0
         self._options: dict[str, str] = {}
         self._start: JavaStart | None = None
         self._made: SparkSession | None = None
@@ -113,6 +119,7 @@ class _Session:
         if self._options or _spark_context("_active_spark_context") is not None:
             return
         self._is_short = rows is not None and rows <= _SHORT
+        self._partitions = min((rows or 0) // _ROWS_OF_TASK, _MOST_PARTITIONS)
         options = {"spark.app.name": self._app_name, **_settings()}
         if self._is_short:
             options |= _SHORT_SETTINGS
@@ -160,11 +167,10 @@ class _Session:
             self._made = session
         given = session.sparkContext.getConf()
         if not given.contains(_SHUFFLE_PARTITIONS):
-            # With Spark's default of 200, most tasks would be empty, and starting them
-            # would cost more than the work. Queries over more data set a larger number.
-            tasks = 2 * session.sparkContext.defaultParallelism
-            if self._is_short:
-                tasks = 1
+            # With Spark's default of 200, most tasks of a small job would be empty, and
+            # starting them would cost more than the work.
+            few = 2 * session.sparkContext.defaultParallelism
+            tasks = 1 if self._is_short else max(few, self._partitions)
             session.conf.set(_SHUFFLE_PARTITIONS, str(tasks))
         if self._is_short and not given.contains(_ADAPTIVE):
             session.conf.set(_ADAPTIVE, "false")

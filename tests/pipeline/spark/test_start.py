@@ -249,7 +249,7 @@ from pathlib import Path
 from synapse_replication.pipeline.spark.session import spark_job
 found = {}
 with spark_job("test") as spark:
-    spark.start(0)
+    spark.start(int(sys.argv[1]))
     found["early"] = "pyspark" not in sys.modules
     found["rows"] = spark().range(10).count()
     found["app"] = spark().sparkContext.applicationId
@@ -267,10 +267,13 @@ print(json.dumps(found))
 class JobTests(SynchronousTestCase):
     """Tests that start Java, in a process of its own."""
 
-    def run_job(self, arguments: str) -> dict[str, object]:
-        """Run a job that counts ten rows."""
+    def run_job(self, arguments: str, rows: int = 0) -> dict[str, object]:
+        """Run a job that counts ten rows.
+
+        :param rows: the number of rows that it announces.
+        """
         done = subprocess.run(
-            [sys.executable, "-c", _JOB],
+            [sys.executable, "-c", _JOB, str(rows)],
             env={
                 **{k: v for k, v in os.environ.items() if k != "SPARK_SUBMIT_OPTS"},
                 "PYSPARK_SUBMIT_ARGS": f"--master local[2] {arguments} pyspark-shell",
@@ -285,6 +288,12 @@ class JobTests(SynchronousTestCase):
             (found["rows"], found["early"], found["new"]), (10, True, None)
         )
         return found
+
+    def test_many_rows(self) -> None:
+        """The rows are divided into tasks that sort them in memory."""
+        found = self.run_job("", 14_000_000)
+        self.assertEqual(found["sql.shuffle.partitions"], "56")
+        self.assertEqual(found["sql.adaptive.enabled"], "true")
 
     def test_event_log(self) -> None:
         """An event log that the user configured is complete; no file is left over."""
