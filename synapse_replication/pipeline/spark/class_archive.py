@@ -53,6 +53,9 @@ _ATTEMPTS: Final = ".attempts"
 #: The greatest number of attempts.
 _MOST_ATTEMPTS: Final = 2
 
+#: How long a job waits for an archive at its end, in s.
+_PATIENCE: Final = 120.0
+
 #: The module that makes an archive.
 _MAKER: Final = "synapse_replication.pipeline.spark.archive_maker"
 
@@ -158,7 +161,8 @@ class ClassArchive:
                 pass_fds=[attempts.fileno()],
             )
             if number > 0:
-                maker.wait()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    maker.wait(_PATIENCE)
 
     def _attempts(self, folder: Path) -> Path:
         return folder / f"{self.key}{_ATTEMPTS}"

@@ -13,6 +13,7 @@ from pathlib import Path
 import attrs
 from twisted.trial.unittest import SynchronousTestCase
 
+from synapse_replication.pipeline.spark import class_archive
 from synapse_replication.pipeline.spark.class_archive import ClassArchive
 from synapse_replication.pipeline.spark.java import Java
 
@@ -119,6 +120,23 @@ class ClassArchiveTests(SynchronousTestCase):
             self.archive().start_maker()
             self.assertEqual(len(called.read_text().splitlines()), 1)
         self.archive().start_maker()
+        self.assertEqual(len(called.read_text().splitlines()), 1)
+
+    def test_slow_maker(self) -> None:
+        """A job does not wait for ever."""
+        self.patch(class_archive, "_PATIENCE", 0.01)
+        release = self.folder / "release"
+        os.mkfifo(release)
+        called = self.patch_maker(f"read line < {release}")
+        folder = self.archive().folder
+        assert folder is not None
+        attempts = folder / f"{self.archive().key}.attempts"
+        attempts.write_bytes(b".")
+        self.archive().start_maker()
+        release.write_text("end\n")
+        with attempts.open() as lock:
+            # The maker holds the lock until its end.
+            fcntl.flock(lock, fcntl.LOCK_SH)
         self.assertEqual(len(called.read_text().splitlines()), 1)
 
     def test_maker_is_running(self) -> None:
