@@ -358,6 +358,17 @@ class StorageError(ReplicationError):
     """Stored data or a position is invalid, or the database is closed."""
 
 
+class DatabaseClosedError(StorageError):
+    """A transaction was requested after ``close()``; it has not been begun.
+
+    :ivar description: the transaction, as it was passed to ``transact``.
+    """
+
+    def __init__(self, description: str) -> None:
+        super().__init__(f"{description}: the database was closed by close()")
+        self.description = description
+
+
 class TransactionRolledBackError(StorageError):
     """A function returned normally, but its transaction did not survive.
 

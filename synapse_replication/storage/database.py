@@ -66,8 +66,8 @@ from twisted.python.threadpool import ThreadPool
 
 from synapse_replication.errors import (
     CommitUnknownError,
+    DatabaseClosedError,
     NameLostError,
-    StorageError,
     TransactionRolledBackError,
 )
 from synapse_replication.handlers.interfaces import Clock
@@ -422,7 +422,7 @@ class Database:
         :return: fires with the result of ``func``, or with the failure of the last
             attempt. If it is cancelled, it fails with ``CancelledError`` after the
             transaction has ended, even if the transaction was committed.
-        :raises StorageError: if :meth:`close` was called; in the Deferred.
+        :raises DatabaseClosedError: if :meth:`close` was called; in the Deferred.
         :raises NameLostError: if another process has acquired the name under which this
             process writes; in the Deferred.
         :raises CommitUnknownError: if the connection was lost during the commit, and it
@@ -431,9 +431,7 @@ class Database:
             and returned, or ended the transaction itself; in the Deferred.
         """
         if self._closing is not None:
-            return defer.fail(
-                StorageError(f"{description}: the database was closed by close()")
-            )
+            return defer.fail(DatabaseClosedError(description))
         request = _Request(description, func, autocommit, self._requested)
         self._requested += 1
         self._running[request] = None

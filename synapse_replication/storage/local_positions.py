@@ -37,7 +37,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorFromThreads
 from twisted.logger import Logger
 
-from synapse_replication.errors import ImplausiblePositionError
+from synapse_replication.errors import DatabaseClosedError, ImplausiblePositionError
 from synapse_replication.handlers.events import (
     PositionPersistBegun,
     PositionPersisted,
@@ -220,7 +220,8 @@ class PositionPersister:
                 PositionPersistFailed(stream_name, writer, local, error)
             )
             self._observer.failure(f"persisting the position of {stream_name}", error)
-            if not self._retry_is_due:
+            # After the end of this process, the next one finds the rows.
+            if not self._retry_is_due and not isinstance(error, DatabaseClosedError):
                 self._retry_is_due = True
                 self._clock.call_later(UPSERT_RETRY_DELAY, self._retry)
         else:

@@ -10,6 +10,7 @@ from typing import Any
 
 from twisted.internet.defer import CancelledError, Deferred
 
+from synapse_replication.errors import DatabaseClosedError
 from tests.storage.doubles import FakeCursor
 from tests.storage.id_generator_case import SteppedTestCase
 
@@ -236,6 +237,17 @@ class SteppedTests(SteppedTestCase):
         self.reactor.advance(1)
         self.database.settle()
         self.assertEqual(self.database.persisted, [8])
+
+    def test_position_is_not_retried_after_the_end(self) -> None:
+        """Once the database is closed, a position is left to the next process."""
+        gate: Deferred[None] = Deferred()
+        self.start(gate)
+        self.database.settle()
+        gate.callback(None)
+        step = self.database.waiting.pop()
+        step.result.errback(DatabaseClosedError(step.description))
+        self.assertEqual(self.observer.not_persisted, [8])
+        self.assertEqual(self.reactor.getDelayedCalls(), [])
 
     def test_remote_advance_during_the_fetch(self) -> None:
         """
