@@ -25,6 +25,7 @@ from synapse_replication.errors import (
     ConfigError as ConfigError,
     ConfigProblem as ConfigProblem,
     DatabaseBehindError as DatabaseBehindError,
+    DatabaseClosedError as DatabaseClosedError,
     HttpCatchUpError as HttpCatchUpError,
     ImplausiblePositionError as ImplausiblePositionError,
     LineTooLongError as LineTooLongError,

@@ -22,6 +22,7 @@
     |   +-- HttpCatchUpError
     +-- StorageError
     |   +-- CommitUnknownError        the answer to a COMMIT was lost
+    |   +-- DatabaseClosedError       a transaction was requested after close()
     |   +-- NameLostError             another process writes under this one's name
     |   +-- SequenceBehindError
     |   +-- TransactionRolledBackError  a failed transaction was to be committed
