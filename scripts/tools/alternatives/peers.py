@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import asyncio
 import concurrent.futures
 import select
@@ -34,7 +35,7 @@ _FAILURES = (
 )
 
 
-class _Listening(Alternative):
+class _Listening(Alternative, abc.ABC):
     """A consumer that is woken by NOTIFY.
 
     NOTIFY is part of the transaction: it is sent if, and when, the row is committed.
@@ -62,9 +63,9 @@ class _Listening(Alternative):
         except psycopg2.Error:
             return
 
+    @abc.abstractmethod
     def notified(self, cursor: Any, received: Received, payloads: list[str]) -> None:
         """Receive the rows of notifications, or, of none, those written before."""
-        raise NotImplementedError
 
 
 class Payload(_Listening):
