@@ -57,7 +57,7 @@ _ROWS_OF_TASK = 250_000
 _MOST_PARTITIONS = 2_000
 
 #: The settings with which queries of few rows are planned.
-_PLANNING_OF_FEW_ROWS = {_SHUFFLE_PARTITIONS: "1", _ADAPTIVE: "false"}
+_FEW_ROWS_SETTINGS = {_SHUFFLE_PARTITIONS: "1", _ADAPTIVE: "false"}
 
 #: The sessions with which the data source is registered.
 _WITH_SOURCE: WeakSet[SparkSession] = WeakSet()
@@ -197,7 +197,7 @@ def own_session(session: SparkSession) -> SparkSession:
     It uses the same executors.
     """
     own = session.newSession()
-    for name in _PLANNING_OF_FEW_ROWS:
+    for name in _FEW_ROWS_SETTINGS:
         own.conf.set(name, session.conf.get(name) or "")
     return own
 
@@ -206,16 +206,20 @@ def own_session(session: SparkSession) -> SparkSession:
 def few_rows(session: SparkSession) -> Iterator[None]:
     """Within the context, plan each query once, and without parallel tasks.
 
-    For queries of few rows, this is several times as fast.
+    For queries of few rows, this is several times as fast. What the user configured
+    remains.
     """
-    given = {name: session.conf.get(name) for name in _PLANNING_OF_FEW_ROWS}
-    for name, value in _PLANNING_OF_FEW_ROWS.items():
-        session.conf.set(name, value)
+    given = session.sparkContext.getConf()
+    before: dict[str, str] = {}
+    for name, value in _FEW_ROWS_SETTINGS.items():
+        if not given.contains(name):
+            before[name] = session.conf.get(name) or ""
+            session.conf.set(name, value)
     try:
         yield
     finally:
-        for name, before in given.items():
-            session.conf.set(name, before or "")
+        for name, value in before.items():
+            session.conf.set(name, value)
 
 
 class SparkJob(contextlib.AbstractContextManager["SparkJob"]):

@@ -246,7 +246,7 @@ class MasterTests(SynchronousTestCase):
 _JOB = """
 import json, os, sys
 from pathlib import Path
-from synapse_replication.pipeline.spark.session import spark_job
+from synapse_replication.pipeline.spark.session import few_rows, spark_job
 found = {}
 with spark_job("test") as spark:
     spark.start(int(sys.argv[1]))
@@ -254,6 +254,8 @@ with spark_job("test") as spark:
     found["rows"] = spark().range(10).count()
     found["app"] = spark().sparkContext.applicationId
     found["x"] = spark().sparkContext.getConf().get("spark.x", "")
+    with few_rows(spark()):
+        found["few"] = spark().conf.get("spark.sql.shuffle.partitions")
     process = spark().sparkContext._gateway.proc
     for name in ("sql.shuffle.partitions", "sql.adaptive.enabled"):
         found[name] = spark().conf.get(f"spark.{name}")
@@ -293,6 +295,7 @@ class JobTests(SynchronousTestCase):
         """The rows are divided into tasks that sort them in memory."""
         found = self.run_job("", 14_000_000)
         self.assertEqual(found["sql.shuffle.partitions"], "56")
+        self.assertEqual(found["few"], "1")
         self.assertEqual(found["sql.adaptive.enabled"], "true")
 
     def test_event_log(self) -> None:
@@ -309,6 +312,7 @@ class JobTests(SynchronousTestCase):
         )
         # Other settings are those of the user, too.
         self.assertEqual(found["sql.shuffle.partitions"], "7")
+        self.assertEqual(found["few"], "7")
         self.assertEqual(found["sql.adaptive.enabled"], "true")
         self.assertEqual((found["status"], found["x"]), (0, "y"), found)
         events = "".join(
