@@ -17,6 +17,7 @@ extensions = [
     "sphinx.ext.doctest",
     "sphinx_click",
     "config_reference",
+    "finding_kinds",
     "importable_references",
     "metrics_reference",
     "reader_reference",

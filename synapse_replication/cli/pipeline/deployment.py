@@ -42,8 +42,8 @@ def audit_command(settings: PipelineSettings, **given: Any) -> None:
     finds an error in the data, 2 if the audit itself fails.
     """
     try:
-        from synapse_replication.pipeline.audit.findings import Severity
         from synapse_replication.pipeline.audit.job import run_audit
+        from synapse_replication.pipeline.audit.kinds import Severity
 
         counts = run_audit(settings, **given)
     except PipelineError as error:

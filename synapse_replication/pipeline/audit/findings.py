@@ -1,11 +1,7 @@
-"""The findings of an audit: their kinds, severities and fields, and their output.
-
-``kinds.csv`` says what each kind means, how certain it is, and what to do.
-"""
+"""The findings of an audit: their fields, order and output."""
 
 from __future__ import annotations
 
-import enum
 import io
 import json
 from collections import Counter
@@ -20,9 +16,9 @@ import pyarrow as pa
 from jinja2 import Environment
 from pyarrow import parquet
 
-from synapse_replication.data_files import read_table
 from synapse_replication.durable import write_durably
 from synapse_replication.errors import PipelineError
+from synapse_replication.pipeline.audit.kinds import KINDS, Severity
 from synapse_replication.pipeline.schemas import FINDINGS_SCHEMA
 from synapse_replication.text import printable
 
@@ -38,27 +34,6 @@ _PARQUET: Final = "findings.parquet"
 _CHECKSUM: Final = b"synapse_replication.crc"
 
 
-class Severity(enum.Enum):
-    """The severity of a finding, from the worst to the least."""
-
-    #: Certainly a fault.
-    ERROR = "error"
-    #: A fault that did no harm, or one that cannot be proved.
-    WARNING = "warning"
-    #: Occurs in healthy deployments, too; helps to interpret the other findings.
-    INFO = "info"
-
-
-_KINDS: Final = read_table(Path(__file__).with_name("kinds.csv"))
-
-#: The severity of the findings of each kind, from the manual.
-SEVERITIES: Final[Mapping[str, Severity]] = {
-    row["Kind"]: Severity(row["Level"]) for row in _KINDS
-}
-
-#: What to do about the findings of each kind, in reStructuredText.
-REMEDIES: Final[Mapping[str, str]] = {row["Kind"]: row["What to do"] for row in _KINDS}
-
 #: The number of findings of each severity.
 Counts = Counter[Severity]
 
@@ -69,7 +44,7 @@ _BADNESS: Final = {severity: index for index, severity in enumerate(Severity)}
 class AuditFinding:
     """A finding; its fields are the columns of FINDINGS_SCHEMA.
 
-    :ivar kind: the kind, one of :data:`SEVERITIES`.
+    :ivar kind: the kind, one of :data:`.kinds.KINDS`.
     :ivar first_token: the first affected token.
     :ivar last_token: the last affected token.
     :ivar count: the number of affected rows, ids or lines.
@@ -77,7 +52,7 @@ class AuditFinding:
     :ivar evidence: files, lines, tables and values, as a JSON object.
     """
 
-    kind: str = attrs.field(validator=attrs.validators.in_(SEVERITIES))
+    kind: str = attrs.field(validator=attrs.validators.in_(KINDS))
     stream: str | None = None
     instance_name: str | None = None
     first_token: int | None = None
@@ -89,7 +64,7 @@ class AuditFinding:
     @property
     def severity(self) -> Severity:
         """The severity, which depends on the kind."""
-        return SEVERITIES[self.kind]
+        return KINDS[self.kind].severity
 
     def to_row(self) -> dict[str, Any]:
         """Return a row with FINDINGS_SCHEMA."""

@@ -30,6 +30,7 @@ from synapse_replication.pipeline.audit.comparison import (
     compare,
 )
 from synapse_replication.pipeline.audit.facts import AuditedStream, read_facts
+from synapse_replication.pipeline.audit.kinds import Severity
 from synapse_replication.pipeline.progress import JobProgress
 from synapse_replication.pipeline.recorded_lines import lines_frame
 from synapse_replication.pipeline.scan import Batches, Scan, Spark
@@ -61,7 +62,7 @@ def run_audit(
     out: str | None = None,
     master: str | None = None,
     as_json: bool = False,
-) -> Mapping[findings.Severity, int]:
+) -> Mapping[Severity, int]:
     """Audit a deployment, and print the findings.
 
     :param out: the folder to write all findings to; created if it is missing.

@@ -22,7 +22,8 @@ import attrs
 
 from synapse_replication.data_files import read_queries
 from synapse_replication.errors import PipelineError
-from synapse_replication.pipeline.audit.findings import AuditFinding, Severity, notes_of
+from synapse_replication.pipeline.audit.findings import AuditFinding, notes_of
+from synapse_replication.pipeline.audit.kinds import Severity
 from synapse_replication.pipeline.report.windows import HOUR, MINUTE, choose_window
 from synapse_replication.pipeline.scan import kept, table_frame
 from synapse_replication.pipeline.schemas import ROWS_SCHEMA, WIRE_SCHEMA, with_texts

@@ -15,8 +15,9 @@ from markupsafe import Markup, escape
 
 from synapse_replication import __version__
 from synapse_replication.pipeline.archive.snapshot import Snapshot, open_snapshot
-from synapse_replication.pipeline.audit.findings import REMEDIES, read_findings
+from synapse_replication.pipeline.audit.findings import read_findings
 from synapse_replication.pipeline.audit.job import AUDIT_STEPS, audited, count_rows
+from synapse_replication.pipeline.audit.kinds import KINDS
 from synapse_replication.pipeline.progress import JobProgress
 from synapse_replication.pipeline.recorded_lines import lines_frame
 from synapse_replication.pipeline.report import counts, tallies
@@ -195,7 +196,9 @@ def render_page(data: counts.ReportData, plots: Sequence[Plot]) -> str:
 
 def _remedy(kind: str) -> Markup:
     """Return what to do about the findings of a kind."""
-    return Markup(re.sub("``(.+?)``", r"<code>\1</code>", str(escape(REMEDIES[kind]))))
+    return Markup(
+        re.sub("``(.+?)``", r"<code>\1</code>", str(escape(KINDS[kind].remedy)))
+    )
 
 
 def _moment(value: datetime.datetime | None) -> str:

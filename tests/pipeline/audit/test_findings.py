@@ -14,9 +14,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.audit import findings
 from synapse_replication.pipeline.audit.findings import (
-    SEVERITIES,
     AuditFinding,
-    Severity,
     print_findings,
     print_json,
     read_findings,
@@ -24,6 +22,7 @@ from synapse_replication.pipeline.audit.findings import (
     worst_first,
     write_findings,
 )
+from synapse_replication.pipeline.audit.kinds import KINDS, Severity
 from synapse_replication.pipeline.schemas import FINDINGS_SCHEMA
 from tests.support.crashes import with_file_size
 
@@ -62,12 +61,12 @@ class KindTests(SynchronousTestCase):
     """Tests for the kinds of findings."""
 
     def test_each_is_explained(self) -> None:
-        """The manual has the table of kinds, which names the kinds of all checks."""
-        self.assertIn("/audit/kinds.csv\n", _DOCS.read_text())
+        """The manual has the kinds of all checks."""
+        self.assertIn(".. finding-kinds::\n", _DOCS.read_text())
         sql = _CHECKS.read_text()
         checked = set(re.findall(r"'([a-z]+(?:_[a-z]+)+)'", sql))
         self.assertGreater(len(checked), 5)
-        self.assertEqual(checked - SEVERITIES.keys(), set())
+        self.assertEqual(checked - KINDS.keys(), set())
         with self.assertRaises(ValueError):
             AuditFinding(kind="unheard_of", message="", evidence="")
 
@@ -76,9 +75,9 @@ class KindTests(SynchronousTestCase):
         A kind that occurs in healthy deployments is a note, and a harmless fault is a
         warning.
         """
-        self.assertIs(SEVERITIES["late_invalidation"], Severity.INFO)
-        self.assertIs(SEVERITIES["unknown_writer"], Severity.WARNING)
-        self.assertIs(SEVERITIES["announced_absent"], Severity.ERROR)
+        self.assertIs(KINDS["late_invalidation"].severity, Severity.INFO)
+        self.assertIs(KINDS["unknown_writer"].severity, Severity.WARNING)
+        self.assertIs(KINDS["announced_absent"].severity, Severity.ERROR)
 
 
 class FindingTests(SynchronousTestCase):

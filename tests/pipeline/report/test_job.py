@@ -16,7 +16,8 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.cli.pipeline.deployment import report_command
 from synapse_replication.errors import PipelineError
-from synapse_replication.pipeline.audit.findings import AuditFinding, Severity
+from synapse_replication.pipeline.audit.findings import AuditFinding
+from synapse_replication.pipeline.audit.kinds import Severity
 from synapse_replication.pipeline.recorded_lines import lines_frame
 from synapse_replication.pipeline.report.counts import (
     LINE_COLUMNS,
