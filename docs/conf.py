@@ -17,9 +17,9 @@ extensions = [
     "sphinx.ext.doctest",
     "sphinx_click",
     "config_reference",
-    "finding_kinds",
     "importable_references",
     "metrics_reference",
+    "pipeline_reference",
     "reader_reference",
 ]
 exclude_patterns = ["_build", "newsfragments"]

@@ -6,8 +6,8 @@ from typing import Any
 
 from docutils import nodes
 from docutils.parsers.rst import Directive
-from docutils.statemachine import StringList
 from sphinx.application import Sphinx
+from tables import make_table
 
 from synapse_replication.instrumentation.prometheus import METRICS, SERVER_NAME_LABEL
 
@@ -17,23 +17,28 @@ class MetricsReference(Directive):
 
     def run(self) -> list[nodes.Node]:
         """Return the table. Called by docutils."""
-        lines = [".. list-table::", "   :header-rows: 1", "   :widths: 50 15 35", ""]
-        rows = [("Metric", "Labels", "Meaning")]
-        rows += [
+        table = make_table(
+            self,
             (
-                f"``{metric.name}`` ({metric.kind.value})",
-                ", ".join(f"``{label}``" for label in metric.labels) or "--",
-                metric.documentation,
-            )
-            for metric in METRICS
-        ]
-        for row in rows:
-            lines += [f"   * - {row[0]}", *(f"     - {cell}" for cell in row[1:])]
-        lines += ["", f"Every metric also has the label ``{SERVER_NAME_LABEL}``."]
-        container = nodes.container()
-        source = "instrumentation/metrics.csv"
-        self.state.nested_parse(StringList(lines, source=source), 0, container)
-        return container.children
+                (
+                    f"``{metric.name}`` ({metric.kind.value})",
+                    ", ".join(f"``{label}``" for label in metric.labels) or "--",
+                    metric.documentation,
+                )
+                for metric in METRICS
+            ),
+            header=("Metric", "Labels", "Meaning"),
+            widths=(50, 15, 35),
+            source="instrumentation/metrics.csv",
+        )
+        others = nodes.paragraph(
+            "",
+            "",
+            nodes.Text("Every metric also has the label "),
+            nodes.literal("", SERVER_NAME_LABEL),
+            nodes.Text("."),
+        )
+        return [*table, others]
 
 
 def setup(app: Sphinx) -> dict[str, Any]:

@@ -14,8 +14,8 @@ from typing import Any, Final, TypeAlias
 
 from docutils import nodes
 from docutils.parsers.rst import Directive
-from docutils.statemachine import StringList
 from sphinx.application import Sphinx
+from tables import make_table
 
 from synapse_replication.streams.reader_table import ROWS, TABLE, ReaderEvent, State
 from synapse_replication.streams.writer_table import (
@@ -176,16 +176,21 @@ class WriterTable(Directive):
     def run(self) -> list[nodes.Node]:
         """Return the table. Called by docutils."""
         _, table, _ = WRITER[self.arguments[0]]
-        lines = [".. list-table::", "   :header-rows: 1", "   :widths: 20 35 15 30", ""]
-        lines += _cells("State", "Event", "Next state", "What the driver does")
-        for (before, event), step in table.items():
-            lines += _cells(
-                before.name,
-                f"``{event.name}``: {event.value}",
-                "the same" if step.state is before else step.state.name,
-                "; ".join(effect.value for effect in step.effects) or "nothing",
-            )
-        return _parsed(self, lines, "streams/writer_table.py")
+        return make_table(
+            self,
+            (
+                (
+                    before.name,
+                    f"``{event.name}``: {event.value}",
+                    "the same" if step.state is before else step.state.name,
+                    "; ".join(effect.value for effect in step.effects) or "nothing",
+                )
+                for (before, event), step in table.items()
+            ),
+            header=("State", "Event", "Next state", "What the driver does"),
+            widths=(20, 35, 15, 30),
+            source="streams/writer_table.py",
+        )
 
 
 class ReaderTable(Directive):
@@ -193,27 +198,22 @@ class ReaderTable(Directive):
 
     def run(self) -> list[nodes.Node]:
         """Return the table. Called by docutils."""
-        lines = [".. list-table::", "   :header-rows: 1", "   :widths: 25 15 45 15", ""]
-        lines += _cells("Event", "State", "What happens", "Next state")
-        for event, rows in ROWS.items():
-            for row in rows:
-                lines += _cells(
+        return make_table(
+            self,
+            (
+                (
                     f"``{event.name}``: {event.value}",
                     ", ".join(state.name for state in row.states),
                     row.effect,
                     ", ".join(state.name for state in row.next_states) or "the same",
                 )
-        return _parsed(self, lines, "streams/reader_table.py")
-
-
-def _parsed(directive: Directive, lines: list[str], source: str) -> list[nodes.Node]:
-    container = nodes.container()
-    directive.state.nested_parse(StringList(lines, source=source), 0, container)
-    return container.children
-
-
-def _cells(*cells: str) -> list[str]:
-    return [f"   * - {cells[0]}", *(f"     - {cell}" for cell in cells[1:])]
+                for event, rows in ROWS.items()
+                for row in rows
+            ),
+            header=("Event", "State", "What happens", "Next state"),
+            widths=(25, 15, 45, 15),
+            source="streams/reader_table.py",
+        )
 
 
 def setup(app: Sphinx) -> dict[str, Any]:

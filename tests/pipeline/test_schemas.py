@@ -30,12 +30,8 @@ from tests.pipeline.shared_session import shared_session
 
 _DOCS = Path(__file__).parents[2] / "docs"
 
-#: Hints in errors, settings of reads, types of columns, and tables that no user sees.
+#: Tables that no user sees.
 _INTERNAL = (
-    "archive/hints.csv",
-    "source/parameters.csv",
-    "source/settings.csv",
-    "columns/types.csv",
     "columns/keys.csv",
     "columns/streams.csv",
 )

@@ -31,7 +31,6 @@ import pyarrow as pa
 from pyarrow import fs, parquet
 from pyarrow.fs import FileInfo, FileSelector, FileSystem, FileType
 
-from synapse_replication.data_files import read_table
 from synapse_replication.errors import PipelineError, excerpt
 
 if TYPE_CHECKING:
@@ -53,7 +52,30 @@ _ANSWER: Final = re.compile(r"<Code>(\w+)</Code>\s*<Message>([^<]*)</Message>")
 _SHOWN: Final = 3
 
 #: Regular expressions for the texts of errors, and what to do about them.
-_HINTS: Final = read_table(Path(__file__).with_name("hints.csv"))
+_HINTS: Final = (
+    (r"NoSuchBucket|NO_SUCH_BUCKET", "create the bucket, or correct --archive"),
+    (
+        r"InvalidAccessKeyId|SignatureDoesNotMatch|INVALID_ACCESS_KEY_ID"
+        r"|SIGNATURE_DOES_NOT_MATCH|ExpiredToken",
+        "check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+    ),
+    (
+        r"169\.254\.169\.254|ACCESS_DENIED.*anonymous|CredentialsNotLoaded",
+        "there are no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+    ),
+    (r"AccessDenied|ACCESS_DENIED", "check the rights of these credentials"),
+    (
+        r"PermanentRedirect|AuthorizationHeaderMalformed|[Mm]issing region",
+        "set AWS_REGION to the region of the bucket",
+    ),
+    (
+        r"NETWORK_CONNECTION|error sending request|dns error",
+        "check AWS_ENDPOINT_URL, or Amazon's default, and the network",
+    ),
+    (r"[Pp]ermission denied", "check the rights of this user"),
+    (r"[Rr]ead-only file system|[Cc]annot create", "choose another location"),
+    (r"[Nn]o space left|[Dd]isk quota", "free some space, and run the job again"),
+)
 
 _STREAMS: Final = "streams"
 _WIRE: Final = "wire"
@@ -343,6 +365,6 @@ def storage_error_text(error: Exception | str) -> str:
     cause = "".join(each if each.isprintable() else "?" for each in cause)
     if len(cause) > _LONGEST:
         cause = "..." + cause[-_LONGEST:]
-    hints = (row["Hint"] for row in _HINTS if re.search(row["Error"], text))
+    hints = (hint for pattern, hint in _HINTS if re.search(pattern, text))
     hint = next(hints, None)
     return cause if hint is None else f"{cause}; {hint}"

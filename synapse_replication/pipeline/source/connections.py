@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
-from pathlib import Path
 from typing import Any, Final
 
 import psycopg2
 from psycopg2.extensions import connection, cursor
 
-from synapse_replication.data_files import read_table
 from synapse_replication.errors import PipelineError
 from synapse_replication.storage.queries import literal
 
@@ -31,18 +29,36 @@ _PLAN_TIMEOUT = 60
 #: is long, because Spark may read slowly.
 READ_TIMEOUT = 3600
 
-#: The server's settings for reading.
-_SETTINGS: Final = read_table(Path(__file__).with_name("settings.csv"))
+#: libpq's parameters that apply to tasks, too, if they come from the environment, a
+#: service file or a URI. Others, such as those of newer versions, are used only if a
+#: configuration has them: they may be unknown to the libpq in the tasks' driver.
+_INHERITED: Final = frozenset(
+    {
+        "options",
+        "sslmode",
+        "sslcert",
+        "sslkey",
+        "sslrootcert",
+        "sslcrl",
+        "channel_binding",
+        "gssencmode",
+        "krbsrvname",
+    }
+)
 
-#: How tasks get libpq's parameters. Those that are *inherited* apply to tasks, too, if
-#: they come from the environment, a service file or a URI. Those that are *resolved*
-#: are replaced by what the connection uses. Others, such as those of newer versions,
-#: are used only if a configuration has them: they may be unknown to the libpq in the
-#: tasks' driver.
-_IN_TASKS: Final = {
-    row["Parameter"]: row["In tasks"]
-    for row in read_table(Path(__file__).with_name("parameters.csv"))
-}
+#: The parameters that are replaced by what the connection uses.
+_RESOLVED: Final = frozenset(
+    {
+        "service",
+        "passfile",
+        "host",
+        "hostaddr",
+        "port",
+        "dbname",
+        "user",
+        "password",
+    }
+)
 
 
 def describe(conninfo: Mapping[str, Any]) -> str:
@@ -70,8 +86,8 @@ def resolved_conninfo(
     info = opened.info
     used = info.dsn_parameters
     found = {
-        **{n: v for n, v in used.items() if v and _IN_TASKS.get(n) == "inherited"},
-        **{n: v for n, v in conninfo.items() if _IN_TASKS.get(n) != "resolved"},
+        **{n: v for n, v in used.items() if v and n in _INHERITED},
+        **{n: v for n, v in conninfo.items() if n not in _RESOLVED},
         "host": info.host,
         "port": str(info.port),
         "dbname": info.dbname,
@@ -172,10 +188,27 @@ def settings_sql(timeout: float, *, walk_indexes: bool) -> str:
     :param walk_indexes: see :func:`read_transaction`.
     """
     other_plans = "off" if walk_indexes else "on"
-    calls = []
-    for row in _SETTINGS:
-        value = row["Value"].format(
-            timeout_ms=int(timeout * 1000), other_plans=other_plans
-        )
-        calls.append(f"set_config({literal(row['Setting'])}, {literal(value)}, true)")
+    settings = {
+        # Nothing is written.
+        "transaction_read_only": "on",
+        "statement_timeout": str(int(timeout * 1000)),
+        "lock_timeout": "30s",
+        # Usually enough to sort the rows of a part and their joined details in memory.
+        "work_mem": "128MB",
+        # Most queries are index scans, for which these would cost more than they save.
+        "jit": "off",
+        "max_parallel_workers_per_gather": "0",
+        # Literals are quoted for it.
+        "standard_conforming_strings": "on",
+        # Without these plans, the server reads a range in the order of an index. The
+        # planner may estimate that they are cheaper, but they read the whole table for
+        # each range, or sort on disk.
+        "enable_seqscan": other_plans,
+        "enable_bitmapscan": other_plans,
+        "enable_hashagg": other_plans,
+    }
+    calls = (
+        f"set_config({literal(name)}, {literal(value)}, true)"
+        for name, value in settings.items()
+    )
     return f"SELECT {', '.join(calls)}"

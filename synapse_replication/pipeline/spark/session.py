@@ -19,15 +19,13 @@ import logging
 import os
 import re
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
-from synapse_replication.data_files import read_table
 from synapse_replication.errors import PipelineError, SparkMissingError
 from synapse_replication.pipeline.progress import JobProgress
+from synapse_replication.pipeline.spark.settings import own_settings
 from synapse_replication.pipeline.spark.start import (
     JavaStart,
     UserSettings,
@@ -120,7 +118,8 @@ class _Session:
             return
         self._is_short = rows is not None and rows <= _SHORT
         self._partitions = min((rows or 0) // _ROWS_OF_TASK, _MOST_PARTITIONS)
-        options = {"spark.app.name": self._app_name, **_settings()}
+        options = {"spark.app.name": self._app_name}
+        options |= {setting.name: setting.value for setting in own_settings()}
         if self._is_short:
             options |= _SHORT_SETTINGS
         options |= self._settings
@@ -285,17 +284,6 @@ def spark_job(
 ) -> SparkJob:
     """Return the Spark of a job, as a context; see :class:`SparkJob`."""
     return SparkJob(app_name, master, progress)
-
-
-def _settings() -> dict[str, str]:
-    """Return the settings of ``settings.csv``."""
-    folder = Path(__file__).parent
-    values = {
-        "log_settings": folder / "log4j2.properties",
-        "temporary": tempfile.gettempdir(),
-    }
-    rows = read_table(folder / "settings.csv")
-    return {row["Setting"]: row["Value"].format(**values) for row in rows}
 
 
 # -- errors ------------------------------------------------------------------------

@@ -140,6 +140,7 @@ class ReasonTests(SynchronousTestCase):
             "SignatureDoesNotMatch": "AWS_SECRET_ACCESS_KEY",
             "AccessDenied": "rights of these credentials",
             "PUT http://169.254.169.254/latest/api/token": "no credentials",
+            "ACCESS_DENIED: anonymous users may not read": "no credentials",
             "PermanentRedirect": "AWS_REGION",
             "[Errno 13] Permission denied: '/srv'": "rights of this user",
             "[Errno 28] No space left on device": "free some space",
