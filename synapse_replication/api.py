@@ -37,6 +37,7 @@ from synapse_replication.errors import (
     RowDecodeError as RowDecodeError,
     SequenceBehindError as SequenceBehindError,
     StorageError as StorageError,
+    StreamClosedError as StreamClosedError,
     StreamConfigurationError as StreamConfigurationError,
     TokenError as TokenError,
     TransactionRolledBackError as TransactionRolledBackError,

@@ -15,6 +15,7 @@
     |       +-- UnknownExtensionError
     +-- TokenError                    a text is not a token
     +-- StreamConfigurationError      a stream is declared or used wrongly
+    +-- StreamClosedError             the process stops; nothing was written
     +-- ConfigError                   the configuration is invalid; lists all problems
     +-- CatchUpError                  rows could not be fetched; a retry may help
     |   +-- DatabaseBehindError       the database is a standby that lacks them
@@ -189,6 +190,20 @@ class TokenError(ReplicationError):
 
 class StreamConfigurationError(ReplicationError):
     """A stream, a row sink or an environment variable is configured or used wrongly."""
+
+
+class StreamClosedError(ReplicationError):
+    """A row was to be written while the process stops; nothing was written.
+
+    :ivar stream_name: the stream.
+    """
+
+    def __init__(self, stream_name: str) -> None:
+        super().__init__(
+            f"a row of {stream_name} was refused, because this process stops: nothing "
+            "was written; write it again after the start"
+        )
+        self.stream_name = stream_name
 
 
 @attrs.frozen

@@ -3,7 +3,8 @@
 The parts start in this order and stop in the reverse order: database, sinks, streams,
 modules, HTTP, links, sending, the child services. So whenever a peer can request rows,
 all streams exist; and whenever rows are announced, they can be requested. On a stop,
-the process first stops the child services. It then sends and delivers pending rows,
+the process first stops the child services. It delivers pending rows, waits for running
+transactions, refuses further rows of its own, and sends the last ones. It then
 withdraws its syncing users (unless it is the main process), and closes the links. Each
 step takes at most
 :data:`~synapse_replication.app.stop_steps.DRAIN_TIMEOUT` s.
@@ -77,6 +78,10 @@ if TYPE_CHECKING:
     from synapse_replication.streams.memory import InMemory, MemoryStream
     from synapse_replication.streams.table import TableStream
     from synapse_replication.tcp.factory import DirectTcpReplicationClientFactory
+
+
+#: The step of a stop without which written rows are not settled.
+CLOSING = "closing the streams"
 
 
 class Replication(Service):
@@ -352,8 +357,12 @@ class Replication(Service):
         await self._open_links(handler.start_replication())
         self._wiring.start_extension()
         self._stops.add("withdrawing syncing users", self._clear_users)
-        self._stops.add("handling received commands", self._deliver_received)
         self._wiring.start_sending(streamer, self._stored_streams())
+        self._stops.add(CLOSING, setup.close_streams)
+        if self._database is not None:
+            self._stops.add("waiting for transactions", self._database.settled)
+        # Added last, so that it runs first: the sink may write rows.
+        self._stops.add("handling received commands", self._deliver_received)
         self.services.startService()  # type: ignore[no-untyped-call]
         self._is_up = True
         self.log.info(
@@ -550,6 +559,11 @@ class Replication(Service):
             texts.append(
                 f"received rows of {names} were not delivered: they are fetched when "
                 "this process starts again, if its sink saves positions"
+            )
+        if CLOSING in failed:
+            texts.append(
+                "rows of transactions that had not ended, if they were committed, are "
+                "sent when this process starts again"
             )
         if SENDING in failed:
             texts.append(

@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import attrs
 import psycopg2
+from twisted.internet.defer import Deferred, gatherResults
 from twisted.internet.interfaces import IReactorFromThreads
 from twisted.logger import Logger
 
@@ -150,6 +151,22 @@ class StreamSetup:
             for name, stream in self._read.items()
         }
         return {**read, **self.generators}
+
+    async def close_streams(self) -> None:
+        """Refuse further rows, and wait until all earlier ones can be announced.
+
+        Streams in memory are closed last: the rows that ``call_after`` writes to them
+        come when a transaction has ended.
+        """
+        try:
+            closing = [ids.close() for ids in self.generators.values()]
+            await gatherResults(
+                map(Deferred.fromCoroutine, closing), consumeErrors=True
+            )
+        finally:
+            for stream in self._host.streams.get_streams_to_replicate():
+                if isinstance(stream, MemoryStream):
+                    stream.close()
 
     async def add_streams(self, sink: RowSink) -> None:
         """Create the streams, and report their initial positions to the sink.

@@ -34,6 +34,10 @@ storing the position fails, the block does not fail: its row is committed. The
 failure is reported, and the position is stored later. A stream without declared writers
 has no stored positions, so its blocks do not wait.
 
+*The end.* :meth:`MultiWriterIdGenerator.close` refuses further ids, and waits until the
+others are finished and the position that covers them is persisted. Otherwise, the rows
+that were committed last would be announced only after the next start.
+
 *Threads.* Coroutines, callbacks, ``get_announceable_token`` and the methods that blocks
 call belong to the reactor's thread, unless a docstring says "Thread-safe". All other
 methods are thread-safe. Finishing never waits for a lock; see
@@ -53,7 +57,7 @@ import attrs
 from twisted.internet.defer import Deferred, succeed
 from twisted.internet.interfaces import IReactorFromThreads
 
-from synapse_replication.errors import StreamConfigurationError
+from synapse_replication.errors import StreamClosedError, StreamConfigurationError
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.storage.admission import Admission
 from synapse_replication.storage.id_streams import IdStream, read_sequence
@@ -134,6 +138,9 @@ class MultiWriterIdGenerator:
         self._on_finished = on_finished
         self._sign = stream.sign
         observer = observer or ReplicationObserver()
+        self._is_closed = False
+        #: Fires when ids may have been finished; only while :meth:`close` waits.
+        self._progress: Deferred[None] | None = None
         self._gate = gate = RoundTripGate()
         self._fetches = SharedRoundTrip(self._fetch, gate)
         self._persister = PositionPersister(
@@ -165,6 +172,7 @@ class MultiWriterIdGenerator:
         The id is finished even if the block raises an exception.
 
         :raises StreamConfigurationError: on entering, if this instance is not a writer.
+        :raises StreamClosedError: on entering, if :meth:`close` was called.
         :raises SequenceBehindError: on entering, if the sequence is far behind the ids
             that this process knows.
         """
@@ -187,7 +195,7 @@ class MultiWriterIdGenerator:
 
     def get_next_mult_txn(self, txn: Any, n: int) -> list[int]:
         """Allocate ``n`` ids that are finished when ``txn`` commits or rolls back."""
-        self._check_writer()
+        self._check_open()
         since = self.mark()
         are_new = False
         while not are_new:
@@ -309,7 +317,7 @@ class MultiWriterIdGenerator:
 
     # -- fetching ----------------------------------------------------------------------
 
-    def _check_writer(self) -> None:
+    def _check_open(self) -> None:
         if not self._is_writer:
             raise StreamConfigurationError(
                 f"{self.instance_name} is not a writer of stream "
@@ -317,6 +325,8 @@ class MultiWriterIdGenerator:
                 f"{', '.join(self.stream.writers)}; add it to them, or "
                 "write from one of these"
             )
+        if self._is_closed:
+            raise StreamClosedError(self.stream.stream_name)
 
     def _fetch_ids(
         self, txn: Any, fetch: int, n: int, *, in_use: bool = False
@@ -356,8 +366,9 @@ class MultiWriterIdGenerator:
         Called by blocks.
 
         :raises StreamConfigurationError: if this instance is not a writer.
+        :raises StreamClosedError: if :meth:`close` was called.
         """
-        self._check_writer()
+        self._check_open()
         request = IdRequest(n)
         self._fetches.join(request)
         return request
@@ -412,6 +423,7 @@ class MultiWriterIdGenerator:
             with self._gate.closed():
                 for request in requests:
                     request.wake(error)
+            self._notify_progress()
             return
         if not self._end_fetch(fetch, ids):
             self._fetches.repeat(requests)
@@ -479,7 +491,35 @@ class MultiWriterIdGenerator:
         """Persist the position and call ``on_finished``, after ids were finished."""
         persisted = self._persister.persist() if self.stream.writers else succeed(None)
         self._on_finished()
+        self._notify_progress()
         return persisted
+
+    # -- the end -----------------------------------------------------------------------
+
+    async def close(self) -> None:
+        """Refuse further ids, and wait until the position covers all earlier ones.
+
+        That is, until their blocks are left and their transactions are known to have
+        ended, and the position is persisted; that is repeated if it fails. There is no
+        bound: an application may never leave a block.
+        """
+        self._is_closed = True
+        if self._settled is not None:
+            # The fetches in transactions notify nobody if they fail.
+            await self._settled()
+        while self._has_unfinished():
+            self._progress = Deferred()
+            await self._progress
+        await self._persister.drain()
+
+    def _has_unfinished(self) -> bool:
+        with self._positions as positions:
+            return positions.has_unfinished
+
+    def _notify_progress(self) -> None:
+        waiting, self._progress = self._progress, None
+        if waiting is not None:
+            waiting.callback(None)
 
 
 @attrs.define(eq=False, repr=False)

@@ -37,7 +37,11 @@ from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorFromThreads
 from twisted.logger import Logger
 
-from synapse_replication.errors import DatabaseClosedError, ImplausiblePositionError
+from synapse_replication.errors import (
+    DatabaseClosedError,
+    ImplausiblePositionError,
+    NameLostError,
+)
 from synapse_replication.handlers.events import (
     PositionPersistBegun,
     PositionPersisted,
@@ -61,6 +65,9 @@ _log = Logger()
 
 #: The delay before a failed upsert is retried, in s.
 UPSERT_RETRY_DELAY = 1.0
+
+#: The errors after which no upsert can succeed.
+_FINAL = (DatabaseClosedError, NameLostError)
 
 #: The minimum interval, in s, between two upserts of a position that only follows those
 #: of other writers.
@@ -143,6 +150,7 @@ class PositionPersister:
     _statement: Prepared = attrs.field(init=False)
     #: The greatest position that was persisted.
     _persisted: int = attrs.field(default=0, init=False)
+    _has_begun: bool = attrs.field(default=False, init=False)
     _retry_is_due: bool = attrs.field(default=False, init=False)
     #: The greatest position that this instance announced without an id of its own, and
     #: when the next one may be persisted.
@@ -170,8 +178,18 @@ class PositionPersister:
             retried later.
         """
         waiting: Deferred[None] = Deferred()
+        self._has_begun = True
         self._upserts.join(waiting)
         return waiting
+
+    async def drain(self) -> None:
+        """Persist the position if it ever was, and repeat that while it fails."""
+        if not self._has_begun:
+            return
+        await self.persist()
+        while self._retry_is_due:
+            await self._clock.sleep(UPSERT_RETRY_DELAY)
+            await self.persist()
 
     def follow(self, announced: int) -> None:
         """Persist a position that this instance announces, without a row of its own.
@@ -221,7 +239,7 @@ class PositionPersister:
             )
             self._observer.failure(f"persisting the position of {stream_name}", error)
             # After the end of this process, the next one finds the rows.
-            if not self._retry_is_due and not isinstance(error, DatabaseClosedError):
+            if not self._retry_is_due and not isinstance(error, _FINAL):
                 self._retry_is_due = True
                 self._clock.call_later(UPSERT_RETRY_DELAY, self._retry)
         else:

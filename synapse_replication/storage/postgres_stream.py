@@ -384,6 +384,7 @@ class PostgresStream:
             process knows; nothing was written.
         :raises NameLostError: if another process has acquired the name of this one;
             nothing was written.
+        :raises StreamClosedError: if the process stops; nothing was written.
         :raises CommitUnknownError: if the connection was lost during the commit, and
             it is not known yet whether the rows were written. If they were, they are
             announced.

@@ -35,6 +35,7 @@ from synapse_replication.errors import (
     CatchUpError,
     LocalProtocolError,
     RowsLostError,
+    StreamClosedError,
     StreamConfigurationError,
 )
 from synapse_replication.streams.pages import check_page, read_page
@@ -166,6 +167,7 @@ class MemoryStream:
         self._evicted_upto = 0
         # Rows at or below this token may be missing even from _newest_evicted.
         self._lost_upto = 0
+        self._is_closed = False
 
     def current_token(self, instance_name: str) -> int:
         """Return this process's position in a writer's rows, initially 0."""
@@ -201,7 +203,11 @@ class MemoryStream:
             JSON, or peers would not accept a row, for instance because a value does not
             have its declared type. In that case, nothing is written.
         :raises StreamConfigurationError: if this instance is not a writer.
+        :raises StreamClosedError: if the process stops, so that no reader would receive
+            the rows.
         """
+        if self._is_closed:
+            raise StreamClosedError(self.description.name)
         if self._writers and self._instance_name not in self._writers:
             raise StreamConfigurationError(
                 f"{self._instance_name} does not write {self.description.name}; add it "
@@ -228,6 +234,10 @@ class MemoryStream:
         if self._on_write is not None:
             self._on_write()
         return token
+
+    def close(self) -> None:
+        """Refuse further rows."""
+        self._is_closed = True
 
     def _check_size(self, texts: Sequence[bytes]) -> None:
         """Check that the rows of one token fit into a response to a reader.

@@ -242,6 +242,11 @@ class WriterPositions:
             self._allocated = id_
         return is_greater
 
+    @property
+    def has_unfinished(self) -> bool:
+        """Whether this instance has unfinished ids, or is fetching ids."""
+        return bool(self._in_flight or self._fetches)
+
     def lowest_in_flight(self) -> int | None:
         """Return this instance's smallest unfinished id, if there is one."""
         heap = self._in_flight_heap

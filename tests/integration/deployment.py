@@ -156,14 +156,29 @@ class DeploymentTestCase(SynchronousTestCase):
             path = self.folder / f"{name}.{index}.yaml"
             path.write_text(json.dumps(config))
             arguments += ["-c", str(path)]
+        return self.start_module(
+            name,
+            "synapse_replication.cli.main",
+            *arguments,
+            environment=self.environment(command),
+        )
+
+    def start_module(
+        self,
+        name: str,
+        module: str,
+        *arguments: str,
+        environment: Mapping[str, str] | None = None,
+    ) -> subprocess.Popen[bytes]:
+        """Start a module as a process; its files are named after ``name``."""
         with (
             (self.folder / f"{name}.out").open("ab") as out,
             (self.folder / f"{name}.log").open("ab") as log,
         ):
             process = subprocess.Popen(
-                [sys.executable, "-m", "synapse_replication.cli.main", *arguments],
+                [sys.executable, "-m", module, *arguments],
                 cwd=_ROOT,
-                env=self.environment(command),
+                env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=log,

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import attrs
 import psycopg2.extensions
 from twisted.internet.defer import Deferred
-from twisted.internet.task import Clock
+from twisted.internet.task import Clock, deferLater
 from twisted.python.failure import Failure
 
 from synapse_replication.handlers.events import (
@@ -56,7 +56,7 @@ class FakeReactor(Clock):
         return self.callLater(delay, func, *args)
 
     async def sleep(self, delay: float) -> None:
-        raise NotImplementedError
+        await deferLater(self, delay)
 
 
 class FakeCursor:

@@ -12,6 +12,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from synapse_replication.errors import (
     CatchUpError,
     LocalProtocolError,
+    StreamClosedError,
     StreamConfigurationError,
 )
 from synapse_replication.streams.memory import MemoryStream
@@ -48,6 +49,13 @@ class MemoryStreamTests(SynchronousTestCase):
             [typing("!r")],
         )
         self.assertIn("w does not write typing; add it to the writers", str(error))
+
+    def test_closed(self) -> None:
+        """A row is refused after the end: no reader would receive it."""
+        stream = self.make()
+        stream.close()
+        self.assertRaises(StreamClosedError, stream.write, [typing("!r")])
+        self.assertEqual(stream.current_token("w"), 0)
 
     def fetch(
         self,
