@@ -11,7 +11,7 @@ import re
 import runpy
 import shlex
 import unittest
-from collections.abc import Coroutine, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,7 +32,11 @@ from synapse_replication.cli.main import cli
 from synapse_replication.config.process import load_config
 from synapse_replication.errors import ConfigError
 from synapse_replication.handlers.events import Discarded, DiscardReason
-from synapse_replication.handlers.host_parts import StreamTable, WriteNotifier
+from synapse_replication.handlers.host_parts import (
+    BackgroundProcesses,
+    StreamTable,
+    WriteNotifier,
+)
 from synapse_replication.handlers.interfaces import Identity
 from synapse_replication.instrumentation.hooks import ReplicationHooks
 from synapse_replication.instrumentation.status.status_observer import StatusObserver
@@ -43,11 +47,29 @@ from synapse_replication.streams.stream import (
     UpdateFunction,
 )
 from synapse_replication.streams.table import TableStream
+from synapse_replication.testing.doubles import EventRecorder
 from synapse_replication.testing.servers import shared_postgres
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = ROOT / "docs" / "examples"
 PAGES = [ROOT / "README.rst", *sorted((ROOT / "docs").glob("*.rst"))]
+
+
+class ReadingService(Resource):
+    """The service that the example ``readings.py`` asks; it has two readings."""
+
+    isLeaf = True  # noqa: N815
+    is_down = False
+
+    def render_GET(self, request: Any) -> bytes:
+        if self.is_down:
+            return b"down for maintenance"
+        if request.path.endswith(b"/newest"):
+            return b"2"
+        after, upto = (int(request.args[key][0]) for key in (b"after", b"upto"))
+        upto = min(upto, after + 2)
+        rows = [[n, ["Oslo", n / 2]] for n in range(after + 1, upto + 1)]
+        return json.dumps({"rows": rows, "upto": upto}).encode()
 
 
 def run_example(name: str) -> dict[str, Any]:
@@ -206,57 +228,69 @@ class CodeExamplesTests(SynchronousTestCase):
         self.assertEqual(fetched, [("cursors", "other", 3, 5)])
 
     def test_readings(self) -> None:
-        """A stream fetches its rows from a service, and announces new ones."""
-        newest = 2
-
-        class Service(Resource):
-            isLeaf = True  # noqa: N815
-
-            def render_GET(self, request: Any) -> bytes:
-                if request.path.endswith(b"/newest"):
-                    return b"%d" % newest
-                after, upto = (int(request.args[key][0]) for key in (b"after", b"upto"))
-                upto = min(upto, after + 2)
-                rows = [[n, ["Oslo", n / 2]] for n in range(after + 1, upto + 1)]
-                return json.dumps({"rows": rows, "upto": upto}).encode()
-
-        example = run_example("readings.py")
-        stub: Any = StubTreq(Service())
+        """
+        A stream fetches its rows from a service; its writer announces new ones, after a
+        failed request and a restart, too.
+        """
+        saved = Path(self.mktemp())
+        service = ReadingService()
+        stub: Any = StubTreq(service)
         self.patch(treq, "get", stub.get)
+        recorder = EventRecorder()
         pokes: list[None] = []
 
-        def result_of(asking: Coroutine[Any, Any, Any]) -> Any:
-            asked = Deferred.fromCoroutine(asking)
-            stub.flush()
-            return self.successResultOf(asked)
-
-        for name in ("w", "reader"):
+        def start(name: str) -> tuple[StreamTable, Any]:
             streams, notifier = StreamTable(), WriteNotifier()
             notifier.add_replication_callback(lambda: pokes.append(None))
             host = SimpleNamespace(
                 identity=Identity("example.com", name, "id"),
                 streams=streams,
                 notifier=notifier,
+                run_as_background_process=BackgroundProcesses(recorder),
             )
-            config = {"writer": "w", "url": "http://service/readings"}
-            service = example["add_stream"](host, config)
-            stream: Any = streams.get_streams()["readings"]
-            self.assertIsInstance(stream, CheckedStream)
-            page = result_of(stream.get_updates_since("w", 1, 9))
-            self.assertEqual(
-                (page.updates, page.upto_token, page.limited),
-                ([[2, ["Oslo", 1.0]], [3, ["Oslo", 1.5]]], 3, True),
-            )
-            row = stream.description.codec.from_json(["Oslo", 1.0])
-            self.assertEqual(row, example["Reading"]("Oslo", 1.0))
-            written = streams.get_streams_to_replicate()
-            self.assertEqual(written, [stream] if name == "w" else [])
-            if name == "w":
-                poll, _, _ = service.call
-                for _ in range(2):
-                    result_of(poll())
-                self.assertEqual(stream.minimal_local_current_token(), 2)
+            config = {
+                "writer": "w",
+                "url": "http://service/readings",
+                "saved_token": str(saved),
+            }
+            return streams, run_example("readings.py")["add_stream"](host, config)
+
+        streams, timer = start("w")
+        stream: Any = streams.get_streams()["readings"]
+        self.assertIsInstance(stream, CheckedStream)
+        self.assertEqual(streams.get_streams_to_replicate(), [stream])
+        fetched = Deferred.fromCoroutine(stream.get_updates_since("w", 1, 9))
+        stub.flush()
+        page = self.successResultOf(fetched)
+        self.assertEqual(
+            (page.updates, page.upto_token, page.limited),
+            ([[2, ["Oslo", 1.0]], [3, ["Oslo", 1.5]]], 3, True),
+        )
+        row = stream.description.codec.from_json(["Oslo", 1.0])
+        self.assertEqual((row.place, row.degrees), ("Oslo", 1.0))
+
+        timer.clock = Clock()
+        service.is_down = True
+        timer.startService()
+        stub.flush()
+        ((what, error),) = recorder.failures
+        self.assertEqual(what, "poll-readings")
+        self.assertIsInstance(error, api.CatchUpError)
+        self.assertEqual(stream.minimal_local_current_token(), 0)
+        service.is_down = False
+        for _ in range(2):
+            timer.clock.advance(1)
+            stub.flush()
+        self.assertEqual(stream.minimal_local_current_token(), 2)
         self.assertEqual(len(pokes), 1)
+        self.successResultOf(timer.stopService())
+
+        for name, token in (("w", 2), ("reader", 0)):
+            streams, timer = start(name)
+            stream = streams.get_streams()["readings"]
+            self.assertEqual(stream.current_token("w"), token)
+        self.assertIsNone(timer)
+        self.assertEqual(streams.get_streams_to_replicate(), [])
 
     def test_hooks(self) -> None:
         """The example of hooks logs a stalled stream."""

@@ -1,5 +1,6 @@
 """Readings: a stream whose rows come from a REST service."""
 
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -73,11 +74,23 @@ def add_stream(host: Any, config: dict[str, Any]) -> TimerService | None:
     stream = ReadingStream(own_name, config["url"])
     is_writer = own_name == config["writer"]
     host.streams.add(stream, is_written_here=is_writer)
+    if not is_writer:
+        return None
+    saved = Path(config["saved_token"])
+    if saved.exists():  # the writer was started before: it continues there
+        stream.advance(own_name, int(saved.read_text() or 0))
+
+    def announce(token: int) -> None:
+        saved.write_text(str(token))
+        stream.advance(own_name, token)
+        host.notifier.notify()  # the rows up to there are fetched, and sent
 
     async def poll() -> None:
         token = await stream.newest()
         if token > stream.current_token(own_name):
-            stream.advance(own_name, token)
-            host.notifier.notify()  # the rows up to there are fetched, and sent
+            announce(token)
 
-    return TimerService(1.0, poll) if is_writer else None
+    def start() -> Any:  # a failure is logged, and does not stop the timer
+        return host.run_as_background_process("poll-readings", poll)
+
+    return TimerService(1.0, start)
