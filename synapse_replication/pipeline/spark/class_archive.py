@@ -37,8 +37,11 @@ from synapse_replication.pipeline.spark.java import Java
 #: The free space in bytes below which no archive is made.
 _ENOUGH_SPACE: Final = 2**30
 
-#: The age in s at which an archive that no job has used is removed.
+#: The age in s at which an archive that no job has used is removed, and the number of
+#: archives beyond which those that were used least recently are: a machine that makes
+#: a virtual environment for each of its tasks would otherwise fill its disk.
 _RETAINED_SECONDS: Final = 30 * 86_400
+_RETAINED_ARCHIVES: Final = 6
 
 _SUFFIX: Final = ".jsa"
 
@@ -222,12 +225,22 @@ class ClassArchive:
     @staticmethod
     def _remove_unused(folder: Path) -> None:
         """Remove files that no job has used for a long time, and incomplete ones."""
-        for each in folder.glob("*"):
-            if each.suffix in (_SUFFIX, _ATTEMPTS):
-                is_new = each.name.startswith(_NEW)
-                seconds = _MAKING_SECONDS if is_new else _RETAINED_SECONDS
-                if each.stat().st_mtime < time.time() - seconds:
-                    each.unlink(missing_ok=True)
+        used = {
+            each: each.stat().st_mtime
+            for each in folder.glob("*")
+            if each.suffix in (_SUFFIX, _ATTEMPTS)
+        }
+        archives = [
+            each
+            for each in sorted(used, key=used.__getitem__, reverse=True)
+            if each.suffix == _SUFFIX and not each.name.startswith(_NEW)
+        ]
+        for each, last_use in used.items():
+            is_new = each.name.startswith(_NEW)
+            seconds = _MAKING_SECONDS if is_new else _RETAINED_SECONDS
+            is_old = last_use < time.time() - seconds
+            if is_old or each in archives[_RETAINED_ARCHIVES:]:
+                each.unlink(missing_ok=True)
 
 
 def _has_own_archive(java: Java) -> bool:

@@ -253,6 +253,18 @@ class ClassArchiveTests(SynchronousTestCase):
         self.assertNotIn(old, self.files())
         self.assertEqual(len(self.files()), 1)
 
+    def test_many(self) -> None:
+        """Of many archives, those that were used last are retained."""
+        names = []
+        for number in range(9):
+            self.jar.write_text("classes" * (number + 1))
+            self.make()
+            found = self.archive().find()
+            assert found is not None
+            names.append(found.name)
+            os.utime(found, (found.stat().st_mtime - 1_000 + number,) * 2)
+        self.assertEqual({path.name for path in self.files()}, set(names[-6:]))
+
     def test_left_behind(self) -> None:
         """What a maker left behind that was ended is removed after an hour."""
         folder = self.archive().folder
