@@ -15,6 +15,7 @@ from synapse_replication.instrumentation.status.assessment import (
     describe_process,
 )
 from synapse_replication.instrumentation.status.model import (
+    HINTS,
     Condition,
     DuplicateStatus,
     LinkStatus,
@@ -70,6 +71,10 @@ class StatusTests(SynchronousTestCase):
     def test_stalled(self) -> None:
         """``stalled`` returns only the stalled writers."""
         self.assertEqual(STATUS.stalled, (STALLED,))
+
+    def test_hints(self) -> None:
+        """There is advice for each reason of a stall."""
+        self.assertEqual(set(HINTS), set(StallReason))
 
     def test_one_line(self) -> None:
         """
