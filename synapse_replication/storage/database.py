@@ -134,7 +134,7 @@ class Transaction(psycopg2.extensions.cursor):
             try:
                 super().execute(f"BEGIN; {query}", vars)
             except psycopg2.Error:
-                if connection.info.transaction_status != TRANSACTION_STATUS_IDLE:
+                if connection.get_transaction_status() != TRANSACTION_STATUS_IDLE:
                     raise
                 # PostgreSQL parsed the message and executed no part of it. The
                 # transaction has to fail, even if the caller catches the error.
@@ -142,7 +142,7 @@ class Transaction(psycopg2.extensions.cursor):
                 super().execute(query, vars)
             finally:
                 connection.must_begin = (
-                    connection.info.transaction_status == TRANSACTION_STATUS_IDLE
+                    connection.get_transaction_status() == TRANSACTION_STATUS_IDLE
                     and self.statusmessage is None
                 )
         else:
@@ -256,7 +256,7 @@ class _Connection(psycopg2.extensions.connection):
 
     def _end(self, statement: str) -> None:
         self.begin()
-        if self.info.transaction_status != TRANSACTION_STATUS_IDLE:
+        if self.get_transaction_status() != TRANSACTION_STATUS_IDLE:
             cursor = self.cursor()
             cursor.execute(statement)
             self.ended = cursor.statusmessage
@@ -699,9 +699,9 @@ class _Attempt:
         return result
 
     def _commit(self, cursor: Transaction, admission: Admission | None) -> None:
-        # The function may have closed its cursor, and executed nothing.
-        own = self.connection.cursor()
         _check_alive(self._description, cursor, self.connection.ended)
+        # The function may have closed its cursor.
+        own = self.connection.cursor() if cursor.closed else cursor
         is_known = self.connection.backend.pid != 0
         if cursor.xid is None and (cursor.after_callbacks or not is_known):
             # The callbacks need the outcome, even if the answer is lost.
@@ -768,7 +768,7 @@ def _check_alive(description: str, cursor: Transaction, ended: str | None) -> No
         savepoint, or the transaction has ended.
     """
     connection = cursor.connection
-    status = connection.info.transaction_status
+    status = connection.get_transaction_status()
     if status == TRANSACTION_STATUS_INERROR:
         error = " ".join((connection.info.error_message or "").split())
         raise TransactionRolledBackError(

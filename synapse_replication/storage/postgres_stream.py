@@ -190,8 +190,8 @@ class PostgresStream:
         """Fetch one page of a writer's rows in ``(from_token, upto_token]``.
 
         A committed id normally does not exceed its sequence. So if another writer's
-        ``upto_token`` exceeds the known value of the sequence, the sequence is read in
-        the same transaction. If ``upto_token`` is implausibly far beyond the sequence,
+        ``upto_token`` exceeds the known value of the sequence, the sequence is read
+        first. If ``upto_token`` is implausibly far beyond the sequence,
         the page ends at the sequence's value at the latest, and the result's
         ``last_token`` is that value. A smaller distance is accepted: after a failover
         to a standby, a sequence may be slightly behind announced positions until a
@@ -234,7 +234,10 @@ class PostgresStream:
 
         name = self.description.name
         try:
-            page, last = await self._database.transact(f"catch_up_{name}", read)
+            # Each statement has a snapshot of its own, in a transaction, too.
+            page, last = await self._database.transact(
+                f"catch_up_{name}", read, autocommit=True
+            )
             if sequence is not None:
                 self._allocated = max(self._allocated, last)
             if upto_token <= last + distance:

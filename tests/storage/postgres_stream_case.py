@@ -27,11 +27,15 @@ class ImmediateDatabase:
     def __init__(self, connection: psycopg2.extensions.connection) -> None:
         self.connection = connection
         self.transactions: list[str] = []
+        #: Those that need neither BEGIN nor COMMIT.
+        self.with_autocommit: list[str] = []
 
     def transact(
         self, description: str, func: Callable[[Any], T], *, autocommit: bool = False
     ) -> Deferred[T]:
         self.transactions.append(description)
+        if autocommit:
+            self.with_autocommit.append(description)
         try:
             with (
                 self.connection,

@@ -243,6 +243,13 @@ class PostgresStreamTests(SynchronousTestCase):
         self.assertEqual(result, StreamUpdateResult([], 5, False))
         self.assertEqual(self.database.transactions, [])
 
+    def test_pages_without_transaction(self) -> None:
+        """A page is read without BEGIN and COMMIT, which would be two round trips."""
+        self.wait(self.make().get_updates_since("w1", 1, 5))
+
+        self.assertEqual(self.database.with_autocommit, self.database.transactions)
+        self.assertEqual(len(self.database.transactions), 1)
+
     def test_ids_below_zero(self) -> None:
         """A negative stream counts down in the table and up on the wire."""
         self.ids = CountingIds(sign=-1)
