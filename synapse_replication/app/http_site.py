@@ -69,7 +69,7 @@ def ready_resource(snapshot: Callable[[], model.ProcessStatus]) -> GetResource:
         not_ready = snapshot().not_ready
         if not_ready:
             request.setResponseCode(503)
-        return "\n".join(not_ready or ["ready"]).encode()
+        return "".join(f"{line}\n" for line in not_ready or ["ready"]).encode()
 
     return GetResource(_TEXT, respond)
 

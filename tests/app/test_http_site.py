@@ -60,7 +60,7 @@ class MakeRootTests(SynchronousTestCase):
 
     def test_ready(self) -> None:
         """An instance that reads from no writer is ready immediately."""
-        self.assertEqual(self.get("/ready", "health"), (200, "ready"))
+        self.assertEqual(self.get("/ready", "health"), (200, "ready\n"))
 
     def test_status(self) -> None:
         """The status is served as a page and as JSON, beside the metrics."""

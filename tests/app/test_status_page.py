@@ -256,10 +256,10 @@ class OtherResourcesTests(PageMixin):
         resource = ready_resource(self.observer.snapshot)
         response, text = self.get(resource)
         self.assertEqual(response.code, 503)
-        self.assertEqual(text, "typing/<w3> waiting for POSITION")
+        self.assertEqual(text, "typing/<w3> waiting for POSITION\n")
         self.all_live()
         response, text = self.get(resource)
-        self.assertEqual((response.code, text), (200, "ready"))
+        self.assertEqual((response.code, text), (200, "ready\n"))
 
     def test_json(self) -> None:
         """The JSON names conditions in words, and must not be cached."""

@@ -56,7 +56,7 @@ class MonitorTests(SynchronousTestCase):
             Path(self.mktemp()), "monitor", *arguments, "--port", str(self.port)
         )
         self.addCleanup(self.monitor.stop)
-        eventually("the monitor is ready", lambda: self.get("ready") != "ready")
+        eventually("the monitor is ready", lambda: self.get("ready") != "ready\n")
 
     def get(self, path: str) -> str:
         url = f"http://127.0.0.1:{self.port}/{path}"
