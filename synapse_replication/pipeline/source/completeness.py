@@ -43,6 +43,7 @@ from synapse_replication.pipeline.source.ranges import AvailableQuery, Selection
 from synapse_replication.storage import queries
 from synapse_replication.storage.id_streams import exists, read_sequence, read_writers
 from synapse_replication.storage.row_queries import RowQuery
+from synapse_replication.streams.tokens import MAX_TOKEN
 
 #: How long to wait for transactions that write ``caches``, in s.
 LOCK_PATIENCE = 5.0
@@ -101,9 +102,16 @@ def stored_tokens(txn: cursor, stream: CatalogStream) -> dict[str, int]:
     if stream.positions_name is None or not exists(txn, "stream_positions"):
         return {}
     txn.execute(queries.SQL["positions"], {"stream_name": stream.positions_name})
-    sign = -1 if stream.negative else 1
     # The stored position of a stream without rows may have the opposite sign.
-    return {writer: max(sign * id_, 0) for writer, id_ in txn.fetchall()}
+    return {
+        writer: _to_token(id_, negative=stream.negative)
+        for writer, id_ in txn.fetchall()
+    }
+
+
+def _to_token(id_: int, *, negative: bool) -> int:
+    """Return the token of an id: 0 or more, and of 64 bits."""
+    return min(max(-id_ if negative else id_, 0), MAX_TOKEN)
 
 
 def last_allocated_id(txn: cursor, stream: CatalogStream) -> int | None:
@@ -215,7 +223,7 @@ def _greatest_token(txn: cursor, selection: Selection) -> int:
     for rows in (query.rows for query in selection.queries):
         txn.execute(queries.for_table("greatest_id", rows.ids, rows.negative))
         ((id_,),) = txn.fetchall()
-        greatest = max(greatest, (id_ or 0) * (-1 if rows.negative else 1))
+        greatest = max(greatest, _to_token(id_ or 0, negative=rows.negative))
     return greatest
 
 

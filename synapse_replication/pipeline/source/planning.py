@@ -228,7 +228,7 @@ class Planner:
             at, upto = (offsets[name].naming(writers) for offsets in (start, end))
             part = wanted.of(selection.between(at, upto))
             if part.size > 0 and (narrowed := narrow(txn, part)) is not None:
-                found.append(narrowed)
+                found += without_gaps(txn, narrowed)
         parts = split(found, options.num_partitions)
         conninfo = connections.resolved_conninfo(options.conninfo, txn.connection)
         return Plan(conninfo, start, end, parts, pack(parts, options.num_partitions))
@@ -307,19 +307,57 @@ def narrow(txn: cursor, part: Part) -> Part | None:
 
     :return: ``None`` if the part has no rows.
     """
-    lows: list[int] = []
-    highs: list[int] = []
-    for query in part.queries:
-        if not query.by_id:
-            # Without an index that begins with the id, a table's least and greatest id
-            # cannot be looked up.
-            return part
-        for ends, last in ((lows, False), (highs, True)):
-            txn.execute(ids_sql(part, query, 1, last=last))
-            ends += [id_ for (id_,) in txn.fetchall()]
-    if not lows:
+    if not _has_ends(part):
+        return part
+    first = _end(txn, part, last=False)
+    if first is None:
         return None
-    return part.within(min(lows) - 1, max(highs))
+    return part.within(first - 1, _end(txn, part, last=True) or first)
+
+
+def _has_ends(part: Part) -> bool:
+    """Return whether the least and the greatest id of a part can be looked up."""
+    return all(query.by_id for query in part.queries)
+
+
+def _end(txn: cursor, part: Part, *, last: bool) -> int | None:
+    """Return the least or the greatest id of a part; ``None`` without rows."""
+    found: list[int] = []
+    for query in part.queries:
+        txn.execute(ids_sql(part, query, 1, last=last))
+        found += [id_ for (id_,) in txn.fetchall()]
+    return (max if last else min)(found, default=None)
+
+
+def without_gaps(txn: cursor, part: Part) -> list[Part]:
+    """Cut long gaps out of a narrowed part.
+
+    The ids of a stream jump if its sequence is set to a far greater value, for
+    instance. The ids of the gap, of which there may be 2^62, would become
+    tasks and batches without rows.
+
+    :return: the part itself, unless at least half of its ids are in gaps that are
+        longer than a task.
+    """
+    pieces = split([part], None)
+    if len(pieces) == 1 or not _has_ends(part):
+        return [part]
+    occupied: list[Part] = []
+    low = part.low
+    for piece in pieces:
+        if piece.high <= low:
+            continue
+        first = _end(txn, part.within(low, part.high), last=False)
+        if first is None:
+            break
+        low = first - 1
+        if first <= piece.high:
+            last = _end(txn, part.within(low, piece.high), last=True) or first
+            occupied.append(part.within(low, last))
+            low = piece.high
+    if 2 * sum(each.size for each in occupied) > part.size:
+        return [part]
+    return [found for each in occupied for found in without_gaps(txn, each)]
 
 
 def split(parts: Iterable[Part], count: int | None) -> list[Part]:
