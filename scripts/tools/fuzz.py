@@ -1,8 +1,12 @@
 """Fuzzes the parsers of untrusted input, guided by coverage (atheris).
 
-``scripts/fuzz`` runs this program with libFuzzer's options. The parsers may raise only
-their documented errors, with bounded texts; any other exception is printed, and its
-input is written to ``crash-*``. The corpus begins with well-formed input of every kind.
+``scripts/fuzz`` runs this program. Each parser is a target of its own, with a corpus
+that begins with well-formed input. The targets take turns; each turn is a process,
+forked when all modules are loaded and instrumented.
+
+The parsers may raise only their documented errors, with bounded texts. Any other
+exception, an input that takes 20 minutes, or one that takes 2 GiB of memory, is a
+finding: it is printed, and its input is kept.
 """
 
 from __future__ import annotations
@@ -11,13 +15,18 @@ import gzip
 import io
 import json
 import lzma
+import os
+import re
 import sys
+import tempfile
+import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import atheris
+import click
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
@@ -61,10 +70,15 @@ with atheris.instrument_imports(include=["synapse_replication"]):
         read_lines,
     )
 
-#: The first byte of each kind of input.
-_LINES, _ROW, _MESSAGE, _REPLIES = b"l", b"r", b"m", b"p"
-_SERVER, _CLIENT, _TOKEN, _RECORDING = b"s", b"c", b"t", b"R"
-_JOURNAL, _YAML, _RESPONSE, _DELTA = b"J", b"Y", b"H", b"D"
+#: The longest turn of a target, in s.
+_LONGEST_TURN = 120.0
+#: The line of libFuzzer's statistics with the number of inputs.
+_EXECUTED = re.compile(r"^stat::number_of_executed_units: (\d+)$", re.MULTILINE)
+#: The number of lines of a finding that are printed.
+_SHOWN_LINES = 40
+
+#: A program that reads one input.
+Reader: TypeAlias = Callable[[bytes], None]
 
 _SEED_LINES = b"""SERVER hs.example
 NAME w1
@@ -180,19 +194,12 @@ _SEED_ANSWER = b'{"updates":[[7,["!r",[]]]],"upto_token":7,"limited":false}'
 _CODECS = [stream.description.codec for stream in STANDARD_STREAMS.values()]
 
 
-def fuzz(data: bytes) -> None:
-    """Parse one input according to its first byte."""
-    if data and (read := _READERS.get(data[:1])) is not None:
-        read(data[1:])
-
-
-def seeds() -> list[bytes]:
-    """Return the well-formed inputs with which the corpus begins."""
+def seeds() -> dict[str, list[bytes]]:
+    """Return the well-formed inputs with which the corpus of each target begins."""
     lines = _SEED_LINES.splitlines()
-    found = [_LINES + line for line in (*lines, _SEED_LINES)]
-    found += [_ROW + line.split(b" ", 4)[4] for line in lines if b"RDATA" in line]
-    found += [
-        _ROW + json.dumps(row).encode()
+    rows = [line.split(b" ", 4)[4] for line in lines if b"RDATA" in line]
+    rows += [
+        json.dumps(row).encode()
         for row in (
             ["!r:hs", ["@u:hs"]],
             ["!r:hs", "m.read", "@u:hs", "$e", None, {"ts": 1.5}],
@@ -200,27 +207,36 @@ def seeds() -> list[bytes]:
             {"a": [1, {"b": None}], "c": "\u00e9\ud83d\ude00"},
         )
     ]
-    found += [_MESSAGE + _SEED_MESSAGE, _REPLIES + _SEED_REPLIES]
     both = _SEED_LINES + b"REPLICATION_EXT " + _SEED_MESSAGE + b"\nPING 5\n"
-    found += [_SERVER + b"NAME w1\n" + both.partition(b"\n")[2]]
-    found += [_CLIENT + both]
-    found += [_TOKEN + text for text in (b"5", b"m5~1.7~2.9", b"m-5~1.7")]
     recording = _SEED_RECORDING + b'{"line":"PING 6"}\n'
-    for text in (recording, gzip.compress(recording), lzma.compress(recording)):
-        found.append(_RECORDING + text)
-    old = b'{"stream":"s","writer":"w","token":7,"rows":[]}\n'
-    found.append(_DELTA + _SEED_DELTA)
-    found += [_JOURNAL + old + _SEED_JOURNAL, _YAML + _SEED_YAML]
+    old_journal = b'{"stream":"s","writer":"w","token":7,"rows":[]}\n'
+    return {
+        "lines": [*lines, _SEED_LINES],
+        "row": [bytes([n]) + row for n in range(len(_CODECS)) for row in rows],
+        "message": [_SEED_MESSAGE],
+        "replies": [_SEED_REPLIES],
+        "server": [b"NAME w1\n" + both.partition(b"\n")[2]],
+        "client": [both],
+        "token": [b"5", b"m5~1.7~2.9", b"m-5~1.7"],
+        "recording": [recording, gzip.compress(recording), lzma.compress(recording)],
+        "journal": [old_journal + _SEED_JOURNAL],
+        "yaml": [_SEED_YAML],
+        "response": _seed_responses(),
+        "delta-log": [_SEED_DELTA],
+    }
+
+
+def _seed_responses() -> list[bytes]:
+    found = []
     for body, more in (
         (_SEED_ANSWER, b""),
         (gzip.compress(_SEED_ANSWER), b"Content-Encoding: gzip\r\n"),
     ):
         head = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n" % len(body)
-        found.append(_RESPONSE + head + more + b"\r\n" + body)
+        found.append(head + more + b"\r\n" + body)
     chunked = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
     body = b"%x\r\n%b\r\n0\r\n\r\n" % (len(_SEED_ANSWER), _SEED_ANSWER)
-    found.append(_RESPONSE + chunked + body)
-    return found
+    return [*found, chunked + body]
 
 
 def check_length(error: Exception) -> None:
@@ -243,14 +259,15 @@ def read_as_lines(data: bytes) -> None:
 
 
 def read_as_row(data: bytes) -> None:
-    """Read data as a row of each stream."""
-    for codec in _CODECS:
-        try:
-            codec.decode([data])
-        except RowDecodeError as error:
-            check_length(error)
+    """Read data as a row of the stream that the first byte chooses."""
+    codec = _CODECS[data[0] % len(_CODECS)] if data else _CODECS[0]
+    row = data[1:]
     try:
-        value = decode_json(data)
+        codec.decode([row])
+    except RowDecodeError as error:
+        check_length(error)
+    try:
+        value = decode_json(row)
     except ValueError:
         return
     try:
@@ -327,9 +344,9 @@ def read_as_recording(data: bytes) -> None:
             check_length(item)
 
 
-def read_as_journal(data: bytes) -> None:
+def read_as_journal(folder: str, data: bytes) -> None:
     """Open data as a journal; what it then contains is read again as it was."""
-    path = Path(sys.argv[1], "journal")
+    path = Path(folder, "journal")
     path.write_bytes(data)
     try:
         journal = JournalSink(path, lambda stream, row: row)
@@ -344,9 +361,9 @@ def read_as_journal(data: bytes) -> None:
     again.close()
 
 
-def read_as_yaml(data: bytes) -> None:
+def read_as_yaml(folder: str, data: bytes) -> None:
     """Read data as a file of the configuration."""
-    path = Path(sys.argv[1], "fuzz.yaml")
+    path = Path(folder, "fuzz.yaml")
     path.write_bytes(data)
     for problem in read_files([str(path)]).problems:
         assert len(str(problem)) < 1000, problem
@@ -377,9 +394,9 @@ def read_as_response(data: bytes) -> None:
     assert asked.called
 
 
-def read_as_delta_log(data: bytes) -> None:
+def read_as_delta_log(folder: str, data: bytes) -> None:
     """Read data as the log of a table of an archive."""
-    store = ArchiveStore(str(Path(sys.argv[1], "archive")))
+    store = ArchiveStore(str(Path(folder, "archive")))
     uri = store.stream_uri("fuzz")
     commit = Path(uri, "_delta_log", f"{0:020}.json")
     commit.parent.mkdir(parents=True, exist_ok=True)
@@ -398,39 +415,99 @@ def read_as_delta_log(data: bytes) -> None:
         check_length(error)
 
 
-_READERS: Mapping[bytes, Callable[[bytes], None]] = {
-    _LINES: read_as_lines,
-    _ROW: read_as_row,
-    _MESSAGE: read_as_message,
-    _REPLIES: read_as_replies,
-    _SERVER: partial(read_on_connection, is_server=True),
-    _CLIENT: partial(read_on_connection, is_server=False),
-    _TOKEN: read_as_token,
-    _RECORDING: read_as_recording,
-    _JOURNAL: read_as_journal,
-    _YAML: read_as_yaml,
-    _RESPONSE: read_as_response,
-    _DELTA: read_as_delta_log,
-}
+def readers(folder: str) -> Mapping[str, Reader]:
+    """Return the targets.
 
-
-def main() -> None:
-    """Run with the seeds, and with the corpora in the given folders.
-
-    The first argument is an empty folder for the seeds, for inputs that are files
-    and, if no other folder is given, for new inputs. The caller removes that folder.
+    :param folder: an empty folder for inputs that are files.
     """
-    folder, *arguments = sys.argv[1:]
-    found, given = Path(folder, "found"), Path(folder, "seeds")
-    found.mkdir()
-    given.mkdir()
-    for number, data in enumerate(seeds()):
-        given.joinpath(str(number)).write_bytes(data)
-    if all(argument.startswith("-") for argument in arguments):
-        # libFuzzer writes new inputs to the first folder.
-        arguments.append(str(found))
-    atheris.Setup([sys.argv[0], *arguments, str(given)], fuzz)
-    atheris.Fuzz()
+    return {
+        "lines": read_as_lines,
+        "row": read_as_row,
+        "message": read_as_message,
+        "replies": read_as_replies,
+        "server": partial(read_on_connection, is_server=True),
+        "client": partial(read_on_connection, is_server=False),
+        "token": read_as_token,
+        "recording": read_as_recording,
+        "journal": partial(read_as_journal, folder),
+        "yaml": partial(read_as_yaml, folder),
+        "response": read_as_response,
+        "delta-log": partial(read_as_delta_log, folder),
+    }
+
+
+def take_turn(target: str, seconds: float, corpus: Path, work: Path) -> tuple[int, str]:
+    """Fuzz one target in a process of its own.
+
+    :param corpus: the folder with the corpora of all targets; findings are kept there.
+    :param work: a folder for temporary files.
+    :return: the number of inputs, and the text of a finding, which is empty without
+        one.
+    """
+    inputs, output = corpus / target, work / "output"
+    inputs.mkdir(exist_ok=True)
+    for number, data in enumerate(seeds()[target]):
+        (inputs / f"seed-{number}").write_bytes(data)
+    child = os.fork()
+    if child == 0:
+        with output.open("wb") as file:
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+        # libFuzzer ends the process.
+        atheris.Setup(
+            [
+                "fuzz",
+                f"-max_total_time={max(1, round(seconds))}",
+                "-print_final_stats=1",
+                f"-artifact_prefix={corpus / target}-",
+                str(inputs),
+            ],
+            readers(str(work))[target],
+        )
+        atheris.Fuzz()
+    _, status = os.waitpid(child, 0)
+    text = output.read_text("utf-8", "replace")
+    executed = _EXECUTED.search(text)
+    shown = "\n".join(text.splitlines()[-_SHOWN_LINES:]) if status else ""
+    return int(executed[1]) if executed else 0, shown
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--seconds", type=float, default=600.0, show_default=True)
+@click.option(
+    "--target",
+    "targets",
+    type=click.Choice(list(seeds())),
+    multiple=True,
+    default=list(seeds()),
+)
+@click.argument("corpus", type=click.Path(file_okay=False, path_type=Path))
+def main(seconds: float, targets: tuple[str, ...], corpus: Path) -> None:
+    """Fuzz the parsers of untrusted input for a time, guided by coverage.
+
+    CORPUS is a folder with the inputs of earlier runs, a folder for each target. New
+    inputs that reach new code are added, and each finding (``TARGET-crash-*``).
+    """
+    corpus.mkdir(parents=True, exist_ok=True)
+    counts = dict.fromkeys(targets, 0)
+    findings = 0
+    end = time.monotonic() + seconds
+    turn = min(_LONGEST_TURN, seconds / len(targets))
+    with tempfile.TemporaryDirectory() as work:
+        while (left := end - time.monotonic()) > 0:
+            target = targets[0]
+            count, finding = take_turn(target, min(turn, left), corpus, Path(work))
+            targets = (*targets[1:], target)
+            counts[target] += count
+            if finding:
+                findings += 1
+                click.echo(f"{target}:\n{finding}")
+            click.echo(f"{target}: {count:,}; {sum(counts.values()):,} in all")
+    click.echo()
+    for target, count in counts.items():
+        click.echo(f"{target:<12}{count:>14,}")
+    click.echo(f"{'in all':<12}{sum(counts.values()):>14,}; {findings} findings")
+    sys.exit(findings > 0)
 
 
 if __name__ == "__main__":
