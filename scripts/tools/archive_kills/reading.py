@@ -58,15 +58,17 @@ def read_by_spark(folder: Path, dsn: str) -> tuple[list[Row], list[Row]]:
     :return: the rows of the database, and those of the archive.
     """
     from synapse_replication.pipeline.archive.snapshot import read_archive
-    from synapse_replication.pipeline.spark.session import spark_job
+    from synapse_replication.pipeline.spark.session import make_session
 
     columns = ("stream", *KEYS, "row")
-    with spark_job("archive_kills", master="local[2]") as spark:
-        session = spark()
+    session = make_session("archive_kills", master="local[2]")
+    try:
         archived = read_archive(session, folder).rows().select(*columns)
         by_spark = sorted(map(tuple, archived.collect()))
         source = session.read.format("synapse_replication").option("dsn", dsn)
         by_source = sorted(map(tuple, source.load().select(*columns).collect()))
+    finally:
+        session.stop()
     return by_source, by_spark
 
 
