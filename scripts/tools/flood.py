@@ -206,11 +206,11 @@ class QueueObserver(ReplicationObserver):
             self.newest = max(self.newest, token)
 
     @handles(LinkDown)
-    def _connection_lost(self, event: LinkDown) -> None:
+    def _link_down(self, event: LinkDown) -> None:
         self.links_lost += 1
 
     @handles(OperationFailed)
-    def _failure(self, event: OperationFailed) -> None:
+    def _operation_failed(self, event: OperationFailed) -> None:
         self.failures.append((event.what, event.error))
 
 

@@ -169,7 +169,7 @@ class LossMeter(ReplicationObserver):
     # -- links ------------------------------------------------------------------------
 
     @handles(LinkUp)
-    def _connection_made(self, event: LinkUp) -> None:
+    def _link_up(self, event: LinkUp) -> None:
         """Record that a link is up."""
         self._links_down -= 1
         if not self._links_down:
@@ -177,7 +177,7 @@ class LossMeter(ReplicationObserver):
             self._checks.hurry()
 
     @handles(LinkDown)
-    def _connection_lost(self, event: LinkDown) -> None:
+    def _link_down(self, event: LinkDown) -> None:
         """Record that a link is down: what is announced meanwhile is not observed."""
         self._links_down += 1
         self._link_losses += 1

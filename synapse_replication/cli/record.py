@@ -33,7 +33,7 @@ class _LossObserver(ReplicationObserver):
         self._act = act
 
     @handles(LinkDown)
-    def _connection_lost(self, event: LinkDown) -> None:
+    def _link_down(self, event: LinkDown) -> None:
         self._act()
 
 

@@ -319,7 +319,7 @@ class ReplicationHooks(ReplicationObserver):
         self._enqueue(progress, key)
 
     @handles(events.PeerHeartbeat)
-    def _heartbeat_received(self, heartbeat: events.PeerHeartbeat) -> None:
+    def _peer_heartbeat(self, heartbeat: events.PeerHeartbeat) -> None:
         name = heartbeat.instance_name
         if heartbeat.is_leaving:
             return

@@ -227,7 +227,7 @@ class LoggingObserver(ReplicationObserver):
         )
 
     @handles(events.LinkUp)
-    def _connection_made(self, event: events.LinkUp) -> None:
+    def _link_up(self, event: events.LinkUp) -> None:
         self._peers.pop(event.connection, None)
         self._log_state_change(
             LogLevel.info,
@@ -252,7 +252,7 @@ class LoggingObserver(ReplicationObserver):
         return incoming_label(name, event.address)
 
     @handles(events.LinkDown)
-    def _connection_lost(self, event: events.LinkDown) -> None:
+    def _link_down(self, event: events.LinkDown) -> None:
         self._log_state_change(
             LogLevel.info if event.reason in _ORDERLY else LogLevel.warn,
             event.connection,

@@ -406,18 +406,18 @@ class PrometheusObserver(ReplicationObserver):
     # -- sending, connections and the external cache -------------------------------
 
     @handles(events.RowsSent)
-    def _stream_updates_sent(self, event: events.RowsSent) -> None:
+    def _rows_sent(self, event: events.RowsSent) -> None:
         # It occurs for each written row: counting it as other events takes twice as
         # long.
         self._sent.get(event.stream_name).inc(event.count)
 
     @handles(events.ConnectFailed)
-    def _connection_failed(self, event: events.ConnectFailed) -> None:
+    def _connect_failed(self, event: events.ConnectFailed) -> None:
         if event.why:
             self._count("synapse_replication_connection_failures", event.connection)
 
     @handles(events.LinksChanged)
-    def _connections_changed(self, event: events.LinksChanged) -> None:
+    def _links_changed(self, event: events.LinksChanged) -> None:
         total = self._metrics["synapse_replication_tcp_resource_total_connections"]
         total.get().set(event.count)
 

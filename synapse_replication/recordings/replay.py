@@ -214,7 +214,7 @@ class _Observer(ReplicationObserver):
         self._report.resets[event.stream_name] += 1
 
     @handles(events.OperationFailed)
-    def _failure(self, event: events.OperationFailed) -> None:
+    def _operation_failed(self, event: events.OperationFailed) -> None:
         self._report.failures[f"{event.what}: {event.error}"] += 1
 
     @handles(events.CatchUpFailed)

@@ -128,7 +128,7 @@ class PassiveRedisLinkTests(TestCase):
                 self.up: Deferred[None] = Deferred()
 
             @handles(LinkUp)
-            def _connection_made(self, event: LinkUp) -> None:
+            def _link_up(self, event: LinkUp) -> None:
                 self.up.callback(None)
 
         observer = Subscribed()

@@ -65,7 +65,7 @@ class Failures(ReplicationObserver):
         self.seen: list[tuple[str, BaseException]] = []
 
     @handles(OperationFailed)
-    def _failure(self, event: OperationFailed) -> None:
+    def _operation_failed(self, event: OperationFailed) -> None:
         self.seen.append((event.what, event.error))
 
 

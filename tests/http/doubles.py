@@ -80,7 +80,7 @@ class FailureObserver(ReplicationObserver):
         self.refusals: Counter[int] = Counter()
 
     @handles(OperationFailed)
-    def _failure(self, event: OperationFailed) -> None:
+    def _operation_failed(self, event: OperationFailed) -> None:
         self.failures.append(event.error)
 
     @handles(RequestRefused)

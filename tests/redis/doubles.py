@@ -81,15 +81,15 @@ class RecordingObserver(ReplicationObserver):
         self.cache: list[tuple[object, ...]] = []
 
     @handles(LinkUp)
-    def _connection_made(self, event: LinkUp) -> None:
+    def _link_up(self, event: LinkUp) -> None:
         self.events.add(("made", event.connection))
 
     @handles(LinkDown)
-    def _connection_lost(self, event: LinkDown) -> None:
+    def _link_down(self, event: LinkDown) -> None:
         self.events.add(("lost", event.connection, event.reason, event.why))
 
     @handles(ConnectFailed)
-    def _connection_failed(self, event: ConnectFailed) -> None:
+    def _connect_failed(self, event: ConnectFailed) -> None:
         self.events.add(("again", event.connection, event.why, event.retry_in))
 
     def commands_sent(self, connection: str, command: str, count: int) -> None:
@@ -113,7 +113,7 @@ class RecordingObserver(ReplicationObserver):
         self.events.add(("unavailable", event.feature, event.why))
 
     @handles(OperationFailed)
-    def _failure(self, event: OperationFailed) -> None:
+    def _operation_failed(self, event: OperationFailed) -> None:
         self.events.add(("failure", event.what, str(event.error)))
 
     @handles(ExternalCacheSet)

@@ -119,14 +119,14 @@ class Watcher(ReplicationObserver):
         self.ahead: dict[tuple[str, str], int] = {}
 
     @handles(LinkUp)
-    def _connection_made(self, event: LinkUp) -> None:
+    def _link_up(self, event: LinkUp) -> None:
         self._trace(f"{self._name}: {event.connection} is up")
         if event.connection != "redis_out":
             self._cut_off(self._name)
             self.counts.subscriptions[self._name] += 1
 
     @handles(LinkDown)
-    def _connection_lost(self, event: LinkDown) -> None:
+    def _link_down(self, event: LinkDown) -> None:
         self._trace(f"{self._name}: {event.connection} is lost: {event.why}")
         if event.connection != "redis_out":
             self._cut_off(self._name, is_lost=True)
@@ -242,7 +242,7 @@ class Watcher(ReplicationObserver):
             self._unexpected(f"sending {event.stream_name}", event.error)
 
     @handles(OperationFailed)
-    def _failure(self, event: OperationFailed) -> None:
+    def _operation_failed(self, event: OperationFailed) -> None:
         self._trace(f"{self._name}: {event.what} failed: {event.error!r}")
         if not isinstance(event.error, CatchUpError | RowDecodeError) and type(
             event.error

@@ -188,7 +188,7 @@ class RecordingObserver(ReplicationObserver):
         self.set_back.append(event)
 
     @handles(OperationFailed)
-    def _failure(self, event: OperationFailed) -> None:
+    def _operation_failed(self, event: OperationFailed) -> None:
         self.failures.append((event.what, event.error))
 
 

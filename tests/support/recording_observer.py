@@ -182,7 +182,7 @@ class RecordingObserver(ReplicationObserver):
         self.announced[stream_name, instance_name] = token
 
     @handles(events.PeerHeartbeat)
-    def _heartbeat_received(self, heartbeat: events.PeerHeartbeat) -> None:
+    def _peer_heartbeat(self, heartbeat: events.PeerHeartbeat) -> None:
         self.heartbeats.append(heartbeat)
 
     @handles(events.PeerSilent)
@@ -204,7 +204,7 @@ class RecordingObserver(ReplicationObserver):
         self.pages.append((event.rows, event.upto_token))
 
     @handles(events.RowsSent)
-    def _stream_updates_sent(self, event: events.RowsSent) -> None:
+    def _rows_sent(self, event: events.RowsSent) -> None:
         self.sent[event.stream_name] += event.count
 
     @handles(events.Resynced)
@@ -220,7 +220,7 @@ class RecordingObserver(ReplicationObserver):
         self.unknown += event.count
 
     @handles(events.LinksChanged)
-    def _connections_changed(self, event: events.LinksChanged) -> None:
+    def _links_changed(self, event: events.LinksChanged) -> None:
         self.connections = event.count
 
     @override

@@ -90,7 +90,7 @@ class RecordingObserver(ReplicationObserver):
         self.failures: list[tuple[str, BaseException]] = []
 
     @handles(OperationFailed)
-    def _failure(self, event: OperationFailed) -> None:
+    def _operation_failed(self, event: OperationFailed) -> None:
         self.failures.append((event.what, event.error))
 
     def commands_received(self, connection: str, command: str, count: int) -> None:
@@ -106,15 +106,15 @@ class RecordingObserver(ReplicationObserver):
         self.refused.append((event.connection, event.error))
 
     @handles(LinkUp)
-    def _connection_made(self, event: LinkUp) -> None:
+    def _link_up(self, event: LinkUp) -> None:
         self.links.append(("made", event.connection))
 
     @handles(LinkDown)
-    def _connection_lost(self, event: LinkDown) -> None:
+    def _link_down(self, event: LinkDown) -> None:
         self.links.append(("lost", event.connection, event.reason.value, event.why))
 
     @handles(ConnectFailed)
-    def _connection_failed(self, event: ConnectFailed) -> None:
+    def _connect_failed(self, event: ConnectFailed) -> None:
         self.links.append(("failed", event.connection, event.why))
         self.retries.append(event.retry_in)
 

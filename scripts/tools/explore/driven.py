@@ -126,11 +126,11 @@ class _Observer(ReplicationObserver):
         raise error
 
     @handles(events.StreamConnected)
-    def _connected(self, event: events.StreamConnected) -> None:
+    def _stream_connected(self, event: events.StreamConnected) -> None:
         self.reports.append(("connected", event.connection))
 
     @handles(events.PositionRefuted)
-    def _refuted(self, event: events.PositionRefuted) -> None:
+    def _position_refuted(self, event: events.PositionRefuted) -> None:
         self.reports.append(("refuted", event.token, event.last_token))
 
 

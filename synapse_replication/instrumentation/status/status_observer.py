@@ -363,12 +363,12 @@ class StatusObserver(ReplicationObserver):
     # -- links and peers --------------------------------------------------------------
 
     @handles(events.LinksChanged)
-    def _connections_changed(self, event: events.LinksChanged) -> None:
+    def _links_changed(self, event: events.LinksChanged) -> None:
         if self._hearing.is_up != (event.count > 0):
             self._hearing = records.HearingRecord(event.count > 0, self._monotonic())
 
     @handles(events.LinkUp)
-    def _connection_made(self, event: events.LinkUp) -> None:
+    def _link_up(self, event: events.LinkUp) -> None:
         link = self._link(event.connection)
         if not link.up:
             link.since = self._monotonic()
@@ -381,7 +381,7 @@ class StatusObserver(ReplicationObserver):
         self._link(event.connection).peer = event.instance_name
 
     @handles(events.LinkDown)
-    def _connection_lost(self, event: events.LinkDown) -> None:
+    def _link_down(self, event: events.LinkDown) -> None:
         link = self._link(event.connection)
         if not link.up:
             return
@@ -391,7 +391,7 @@ class StatusObserver(ReplicationObserver):
             link.why = excerpt(event.why)
 
     @handles(events.ConnectFailed)
-    def _connection_failed(self, event: events.ConnectFailed) -> None:
+    def _connect_failed(self, event: events.ConnectFailed) -> None:
         link = self._link(event.connection)
         if not link.up and event.why:
             link.why = excerpt(event.why)
@@ -415,7 +415,7 @@ class StatusObserver(ReplicationObserver):
         return link
 
     @handles(events.PeerHeartbeat)
-    def _heartbeat_received(self, heartbeat: events.PeerHeartbeat) -> None:
+    def _peer_heartbeat(self, heartbeat: events.PeerHeartbeat) -> None:
         now = self._monotonic()
         name = heartbeat.instance_name
         # The peers are in the order in which they were heard.
@@ -436,7 +436,7 @@ class StatusObserver(ReplicationObserver):
                     writer.announced_at = now
 
     @handles(events.PeerSilent)
-    def _peer_fell_silent(self, event: events.PeerSilent) -> None:
+    def _peer_silent(self, event: events.PeerSilent) -> None:
         peer = self._peers.get(event.instance_name)
         if peer is not None and peer.heartbeat.epoch == event.epoch:
             # Its watchers heard it at the usual interval until then.
