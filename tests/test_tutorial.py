@@ -274,7 +274,9 @@ class OwnHostTests(WalkthroughTestCase):
             writer.wait_for(lambda line: "Connected: redis\n" in line)
             with self.terminal(command + "reader") as reader:
                 lines = reader.wait_for(lambda line: line.startswith("orders writer"))
-                lines += reader.wait_for(lambda line: line.startswith("orders writer"))
+                lines += reader.wait_for(
+                    lambda line: re.match(r"cursors .*offset=[1-9]", line) is not None
+                )
             self.assertEqual(self.status, 0)
         self.assertEqual(self.status, 0)
         offsets = [
