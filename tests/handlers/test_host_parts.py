@@ -10,7 +10,6 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import StreamConfigurationError
 from synapse_replication.handlers import interfaces
-from synapse_replication.handlers.events import OperationFailed
 from synapse_replication.handlers.host_parts import (
     BackgroundProcesses,
     ReactorClock,
@@ -18,9 +17,9 @@ from synapse_replication.handlers.host_parts import (
     SyncingUsers,
     WriteNotifier,
 )
-from synapse_replication.handlers.observer import ReplicationObserver, handles
 from synapse_replication.streams.memory import MemoryStream
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS
+from synapse_replication.testing.doubles import EventRecorder
 from synapse_replication.wire.commands import ClearUserSyncsCommand, UserSyncCommand
 
 if TYPE_CHECKING:
@@ -58,20 +57,9 @@ class ReactorClockTests(SynchronousTestCase):
         self.successResultOf(sleeping)
 
 
-class Failures(ReplicationObserver):
-    """Records failures."""
-
-    def __init__(self) -> None:
-        self.seen: list[tuple[str, BaseException]] = []
-
-    @handles(OperationFailed)
-    def _operation_failed(self, event: OperationFailed) -> None:
-        self.seen.append((event.what, event.error))
-
-
 class BackgroundProcessesTests(SynchronousTestCase):
     def setUp(self) -> None:
-        self.observer = Failures()
+        self.observer = EventRecorder()
         self.processes = BackgroundProcesses(self.observer)
         self.gate: Deferred[None] = Deferred()
 
@@ -96,14 +84,14 @@ class BackgroundProcessesTests(SynchronousTestCase):
         process = self.processes("one", self.wait_for_gate)
         self.gate.errback(error)
         self.successResultOf(process)
-        self.assertEqual(self.observer.seen, [("one", error)])
+        self.assertEqual(self.observer.failures, [("one", error)])
         self.assertEqual(self.processes.count, 0)
 
     def test_failure_at_once(self) -> None:
         """A process that fails before it waits for anything is reported as well."""
         self.gate.errback(RuntimeError("no"))
         self.successResultOf(self.processes("one", self.wait_for_gate))
-        self.assertEqual(len(self.observer.seen), 1)
+        self.assertEqual(len(self.observer.failures), 1)
         self.assertEqual(self.processes.count, 0)
 
 
