@@ -258,33 +258,6 @@ def fill_database(dsn: str, rows: int = 5_000_000) -> dict[str, int]:
     return last_ids
 
 
-def big_config(conninfo: Mapping[str, str]) -> str:
-    """Return the configuration of a homeserver for such a database.
-
-    :param conninfo: libpq's parameters.
-    :return: YAML.
-    """
-    import yaml
-
-    writers = list(WRITERS)
-    return yaml.safe_dump(
-        {
-            "server_name": "example.org",
-            "database": {"name": "psycopg2", "args": dict(conninfo)},
-            "redis": {"enabled": True},
-            "instance_map": {
-                "main": {"host": "127.0.0.1", "port": 9093},
-                **{w: {"host": "127.0.0.1", "port": 9100} for w in writers},
-            },
-            "stream_writers": {
-                **dict.fromkeys(("events", "receipts", "device_lists"), writers),
-                # A homeserver has a single writer of this stream.
-                "to_device": writers[:1],
-            },
-        }
-    )
-
-
 @click.command()
 @click.option("--dsn", required=True, help="DSN of an empty database.")
 @click.option(
