@@ -19,7 +19,6 @@ import tempfile
 import threading
 import time
 from bisect import bisect_left
-from collections.abc import Callable
 from itertools import accumulate
 from typing import Any
 
@@ -60,13 +59,11 @@ class ReactorTurns:
 
     Use it in the reactor's thread.
 
-    :param monotonic: returns a monotonic time in s.
     :ivar counts: the number of turns in each bucket, and of those above all buckets.
     :ivar total: the duration of all turns, in s.
     """
 
-    def __init__(self, monotonic: Callable[[], float] = time.perf_counter) -> None:
-        self._monotonic = monotonic
+    def __init__(self) -> None:
         self.counts = [0] * (len(BUCKETS) + 1)
         self.total = 0.0
         # The code that the current turn was executing at the last look, or empty.
@@ -79,7 +76,7 @@ class ReactorTurns:
         poller = getattr(reactor, "_poller", None)
         if poller is None:
             return False
-        timed = _TimedPoller(poller, self._monotonic, self)
+        timed = _TimedPoller(poller, self)
         reactor._poller = timed  # noqa: SLF001 -- Twisted's own
         thread = threading.Thread(
             target=self._watch,
@@ -124,7 +121,7 @@ class ReactorTurns:
             pause = min(2 * pause, _REST) if is_idle else _WATCH_INTERVAL
             if began is None or is_idle:
                 continue
-            if self._monotonic() - began >= STALL:
+            if time.perf_counter() - began >= STALL:
                 seen = began
                 what = _describe(thread)
                 if poller.began == began:
@@ -137,21 +134,18 @@ class _TimedPoller:
     :ivar began: when the current turn began; ``None`` while it waits for events.
     """
 
-    def __init__(
-        self, inner: Any, monotonic: Callable[[], float], turns: ReactorTurns
-    ) -> None:
+    def __init__(self, inner: Any, turns: ReactorTurns) -> None:
         self.began: float | None = None
         self._inner = inner
-        self._monotonic = monotonic
         self._turns = turns
 
     def poll(self, *args: Any) -> Any:
         """Wait for events."""
         if self.began is not None:
-            self._turns.add(self._monotonic() - self.began)
+            self._turns.add(time.perf_counter() - self.began)
             self.began = None
         found = self._inner.poll(*args)
-        self.began = self._monotonic()
+        self.began = time.perf_counter()
         return found
 
     def __getattr__(self, name: str) -> Any:

@@ -76,17 +76,15 @@ def read_page(
     from_token: int,
     upto_token: int,
     page_rows: int,
-    page_bytes: int = PAGE_BYTES,
 ) -> StreamUpdateResult:
     """Return the first page of the rows in ``(from_token, upto_token]``.
 
     :param batches: pairs of a token above ``from_token`` and JSON texts of its rows,
         in ascending order. The rows of one token are not split, even if it has several
         pairs, and even if they exceed the bounds.
+        A page also ends before its texts have more than :data:`PAGE_BYTES` bytes, or
+        more than half of :data:`.MAX_VALUES` JSON values.
     :param page_rows: the number of rows after which the page ends.
-    :param page_bytes: the size of the texts above which the page ends before a token.
-        The page also ends before its texts have more than half of
-        :data:`.MAX_VALUES` JSON values.
     """
     updates: list[tuple[int, JsonValue]] = []
     last = from_token
@@ -97,7 +95,7 @@ def read_page(
         size += sum(map(len, texts))
         values += sum(map(count_values, texts))
         is_full = (
-            len(updates) >= page_rows or size > page_bytes or values > MAX_VALUES // 2
+            len(updates) >= page_rows or size > PAGE_BYTES or values > MAX_VALUES // 2
         )
         if is_full and updates and token != last:
             return StreamUpdateResult(updates, last, True)
