@@ -289,9 +289,9 @@ class MonitorStatus(StatusObserver):
         needs_link: bool,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__(server_name, MONITOR_NAME, monotonic=monotonic)
-        self._needs_a_link = needs_link
-        self._now = monotonic
+        super().__init__(
+            server_name, MONITOR_NAME, needs_link=needs_link, monotonic=monotonic
+        )
         self._watch = instances
         self.instances = instances.statuses
         self.sessions: SessionWatch | None = None
@@ -313,19 +313,21 @@ class MonitorStatus(StatusObserver):
     def row_unannounced(self, finding: LossFinding) -> None:
         """Note a finding of the loss meter."""
         if not finding.is_announced:
-            self._findings.append(self._now())
+            self._findings.append(self._monotonic())
         elif self._findings:
             self._findings.pop()
 
     @override
     def snapshot(self) -> model.ProcessStatus:
         status = super().snapshot()
-        while self._findings and self._now() - self._findings[0] > UNANNOUNCED_FOR:
+        while (
+            self._findings and self._monotonic() - self._findings[0] > UNANNOUNCED_FOR
+        ):
             self._findings.popleft()
         not_ready = self._watch.not_ready()
         is_up = any(link.up for link in status.links)
         since = [link.since for link in status.links] or [status.up_for]
-        if self._needs_a_link and not is_up:
+        if self._needs_link and not is_up:
             not_ready.append("no link is up")
         if self.sessions is not None and self.sessions.problem:
             not_ready.append(f"cannot read the database: {self.sessions.problem}")
@@ -338,7 +340,7 @@ class MonitorStatus(StatusObserver):
                 for key, token in sorted(self._announced.items())
             ),
             not_ready=tuple(not_ready),
-            cut_off_for=0.0 if is_up or not self._needs_a_link else min(since),
+            cut_off_for=0.0 if is_up or not self._needs_link else min(since),
             stuck_ids=stuck,
             unannounced=len(self._findings),
         )
@@ -387,7 +389,7 @@ class Monitor(Service):
         )
         self._stops: list[Callable[[], object]] = [self._instances.stop]
         self._starts: list[Callable[[], object]] = [self._instances.start]
-        meter = self._make_meter(metrics)
+        meter = self._watch_database(metrics)
         taps = [self.status.receive]
         if meter is not None:
             taps.append(meter.receive)
@@ -408,7 +410,8 @@ class Monitor(Service):
         )
         self.started: Deferred[None] = self._follower.started
 
-    def _make_meter(self, metrics: PrometheusObserver) -> LossMeter | None:
+    def _watch_database(self, metrics: PrometheusObserver) -> LossMeter | None:
+        """Prepare the meter, and the watch of sessions, if there is a database."""
         config = self._config
         if config.database is None:
             _log.info(
