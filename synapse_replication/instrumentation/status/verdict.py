@@ -31,9 +31,9 @@ class WriterFacts(Struct, frozen=True, kw_only=True):
 
     :ivar record: what was heard of the writer.
     :ivar hearing: whether the process has a link.
+    :ivar deaf_detail: why it has none; empty if it has one, or this is not known.
     :ivar state: the state of the writer's reader.
     :ivar is_removed: whether the writer was removed, and its last rows are fetched.
-    :ivar deaf_detail: why it has none.
     :ivar waiting_since: since when the writer could have announced its position.
     :ivar process_heard_at: when its process was last heard, in any stream.
     :ivar link_down_since: since when the link on which the writer was last heard has
