@@ -223,7 +223,7 @@ def _render_process(
     for group in model.group_stalls(status.writers):
         since = duration(group.stalled_for)
         text = f"  {group.names}: stalled for {since}: {group.detail}"
-        parts += [common.cell(text, "red"), common.cell(f"  -> {group.remedy}")]
+        parts += [common.cell(text, "red"), common.cell(f"  -> {group.hint}")]
     for stuck in status.stuck_ids:
         since, what = duration(stuck.age), model.describe_stuck_id(stuck)
         session = stuck.session or "the database is being asked for its session"

@@ -304,7 +304,7 @@ class StallGroup(Struct, frozen=True):
         entry in the runbook.
     :ivar stalled_for: how long the writer that stalled first has been stalled, in s.
     :ivar detail: an explanation of the reason, for display.
-    :ivar remedy: the advice to the operator.
+    :ivar hint: the advice to the operator; see :data:`HINTS`.
     """
 
     writers: tuple[WriterStatus, ...]
@@ -312,7 +312,7 @@ class StallGroup(Struct, frozen=True):
     reason: str
     stalled_for: float
     detail: str
-    remedy: str
+    hint: str
 
 
 #: The time in s without any link after which a process counts as cut off.

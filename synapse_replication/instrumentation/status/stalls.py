@@ -1,6 +1,6 @@
 """Log lines about stalled writers and stuck ids, and about the end of each stall.
 
-A line about a stall contains the reason, the duration and the remedy.
+A line about a stall contains the reason, the duration and the hint.
 
 No observer event reports that a writer has stalled, so the status is checked
 periodically. Writers that are stalled for the same reason, with the same detail, share
@@ -78,12 +78,12 @@ class StallLog:
             if is_new or now - last >= REPEAT_AFTER:
                 last = now
                 self._logger.warn(
-                    "{streams} stalled for {seconds:.0f} s: {detail} {remedy} (See "
+                    "{streams} stalled for {seconds:.0f} s: {detail} {hint} (See "
                     "the runbook: ReplicationStalled, {reason})",
                     streams=group.names,
                     seconds=group.stalled_for,
                     detail=sentence(group.detail),
-                    remedy=group.remedy,
+                    hint=group.hint,
                     reason=reason,
                 )
             logged[reason, group.names] = last
