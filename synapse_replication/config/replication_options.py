@@ -381,7 +381,9 @@ class ReplicationOptions(SharedOptions):
             hint = "rename or remove one of the two"
             yield OptionProblem("streams", f"{name} is there twice", hint)
         for name in self.writers.keys() - set(names):
-            hint = f"write one of {names}"
+            hint = hint_for(
+                name, names, "" if names else "remove it: no stream is declared"
+            )
             yield OptionProblem("writers", f"there is no stream {name}", hint)
 
     def _find_missing(self) -> Iterator[OptionProblem]:
