@@ -265,7 +265,7 @@ class StreamSetup:
             for token, updates in itertools.groupby(page.updates, lambda row: row[0]):
                 await self._deliver(stream, sink, token, [row for _, row in updates])
             reached = page.upto_token
-        await _settle(sink.on_position(name, me, end))
+        await _wait_for(sink.on_position(name, me, end))
 
     async def _deliver(
         self, stream: AdvancingStream, sink: RowSink, token: int, values: list[Any]
@@ -278,7 +278,7 @@ class StreamSetup:
             except RowDecodeError as error:
                 self._host.observer.failure(f"reading row {token} of {name}", error)
         if rows:
-            await _settle(sink.on_rdata(name, me, token, rows))
+            await _wait_for(sink.on_rdata(name, me, token, rows))
 
     async def _find_own_earlier_rows(self, stream: AdvancingStream) -> None:
         """Search for earlier rows of this process in a stream that it begins to write.
@@ -326,7 +326,7 @@ class StreamSetup:
         for writer in dict.fromkeys((*self._options.writers[name], *removed)):
             if writer not in known:
                 token = stream.current_token(writer)
-                await _settle(sink.on_position(name, writer, token))
+                await _wait_for(sink.on_position(name, writer, token))
 
     async def _make(self, declared: DeclaredStream) -> AdvancingStream:
         if isinstance(declared, InMemory):
@@ -515,6 +515,6 @@ class StreamSetup:
         )
 
 
-async def _settle(waiting: Awaitable[None] | None) -> None:
+async def _wait_for(waiting: Awaitable[None] | None) -> None:
     if waiting is not None:
         await waiting
