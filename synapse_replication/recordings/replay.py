@@ -364,7 +364,7 @@ class _Replay:
 
 
 def _why_unparsable(item: rdata.ReceivedItem) -> RemoteProtocolError | None:
-    """Return why a line, or a row of a run, cannot be parsed, or ``None``.
+    """Return why a line, or a row of a group, cannot be parsed; ``None`` if it can be.
 
     Rows are decoded here, because the handler would detect invalid JSON without
     knowing the line number.
