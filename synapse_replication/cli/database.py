@@ -234,5 +234,5 @@ def _print_problems(problems: Sequence[consistency.Problem]) -> None:
     for problem in problems:
         where = "" if problem.stream_name is None else f"{problem.stream_name}: "
         echo(f"{where}{problem.text}")
-        for statement in problem.hint:
+        for statement in problem.statements:
             echo(f"    {' '.join(statement.split())}")

@@ -77,14 +77,14 @@ class Problem:
     :ivar stream_name: the stream; ``None`` if the problem concerns the whole table
         ``stream_positions``.
     :ivar text: what is wrong, with the names and values.
-    :ivar hint: the SQL statements that repair it; empty if a person must decide.
+    :ivar statements: the SQL statements that repair it; empty if a person must decide.
     :ivar instance_name: the writer of the position concerned, if any.
     """
 
     kind: ProblemKind
     stream_name: str | None
     text: str
-    hint: tuple[str, ...]
+    statements: tuple[str, ...]
     instance_name: str | None = None
 
 
@@ -204,7 +204,7 @@ def repair(
         if not report.problems:
             return repaired, report
         for problem in sorted(report.problems, key=_moves_a_sequence):
-            for statement in problem.hint:
+            for statement in problem.statements:
                 txn.execute(statement)
         repaired += report.problems
     report = examine(txn, streams)
@@ -322,20 +322,25 @@ class _Comparison:
         if self._is_far(abs(position)):
             text += "an id that far beyond the sequence was never allocated"
             newest = self.stream.sign * max(last, FIRST_POSITION)
-            hint = self._store(writer, position, newest)
+            statement = self._store(writer, position, newest)
         else:
             text += "the next ids would be below a position that counts as complete"
-            hint = self._advance(abs(position))
-        return self._problem(ProblemKind.POSITION_AHEAD, text, hint, writer)
+            statement = self._advance(abs(position))
+        return self._problem(ProblemKind.POSITION_AHEAD, text, statement, writer)
 
     def _is_far(self, id_: int) -> bool:
         """Return whether an id is too far beyond the sequence to be one of it."""
         return id_ - self.last > self.stream.plausible_distance
 
     def _problem(
-        self, kind: ProblemKind, text: str, hint: str | None, writer: str | None = None
+        self,
+        kind: ProblemKind,
+        text: str,
+        statement: str | None,
+        writer: str | None = None,
     ) -> Problem:
-        return Problem(kind, self.name, text, (hint,) if hint else (), writer)
+        statements = (statement,) if statement else ()
+        return Problem(kind, self.name, text, statements, writer)
 
     # -- statements that repair a problem ---------------------------------------------
 

@@ -48,7 +48,7 @@ class PositionsTests(PostgresMixin, SynchronousTestCase):
         (problem,) = self.examine(stream).problems
         self.connection.autocommit = False
         with self.connection.cursor() as cursor:
-            for statement in problem.hint:
+            for statement in problem.statements:
                 cursor.execute(statement)
             self.assertEqual(examine(cursor, {"foo": stream}).problems, [])
         self.connection.rollback()
@@ -136,7 +136,7 @@ class PositionsTests(PostgresMixin, SynchronousTestCase):
         )
         problem = self.only_problem()
         self.assertEqual(problem.kind, ProblemKind.POSITION_AHEAD)
-        self.assertNotIn("setval", problem.hint[0])
+        self.assertNotIn("setval", problem.statements[0])
         self.repair()
         self.assertEqual(self.stored(), {"first": 5, "second": 7})
         self.assertEqual(self.examine().streams[0].sequence_value, 7)
@@ -145,7 +145,7 @@ class PositionsTests(PostgresMixin, SynchronousTestCase):
         """An implausible row is reported, and no hint moves a sequence to it."""
         self.write_rows("first", 2**62)
         (problem,) = self.examine().problems
-        self.assertEqual(problem.hint, ())
+        self.assertEqual(problem.statements, ())
         self.assertIn(
             'FROM "foobar" WHERE "stream_id" = 4611686018427387904', problem.text
         )
@@ -196,7 +196,7 @@ class PositionsTests(PostgresMixin, SynchronousTestCase):
         self.sql("DROP TABLE stream_positions")
         problem = self.only_problem()
         self.assertIs(problem.kind, ProblemKind.TABLE_MISSING)
-        (statement,) = problem.hint
+        (statement,) = problem.statements
         self.sql(" ".join(statement.split()))
         self.store(first=5)
         self.sql("DROP TABLE stream_positions")

@@ -87,7 +87,7 @@ def _finding(problem: Problem, state: StreamState | None) -> AuditFinding:
     kind = problem.kind.value
     first: int | None = None
     last: int | None = None
-    evidence: dict[str, Any] = {"hint": list(problem.hint)}
+    evidence: dict[str, Any] = {"hint": list(problem.statements)}
     if state is not None:
         sequence_value = state.sequence_value or 0
         stored = {w.instance_name: w.stored for w in state.writers}
