@@ -25,6 +25,7 @@ tables: readers request their rows from the writers.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -76,7 +77,8 @@ class LookupJoin:
         )
 
 
-@attrs.frozen(kw_only=True)
+# Its hash, of many texts, is the key of the statements that were made.
+@attrs.frozen(kw_only=True, cache_hash=True)
 class RowQuery:
     """A query for the rows of a stream, or for some of them.
 
@@ -114,7 +116,7 @@ class RowQuery:
         text is ``NULL`` if the event that the row describes was deleted, or if the page
         has no room for the row: see :func:`page_sql`.
         """
-        return _event_sql(self) if self.details else _table_sql(self, large=False)
+        return _statement(self, large=False)
 
     @property
     def sql_of_large_rows(self) -> str:
@@ -122,7 +124,7 @@ class RowQuery:
 
         It has the same parameters.
         """
-        return _table_sql(self, large=True)
+        return _statement(self, large=True)
 
     @property
     def row_expression(self) -> str:
@@ -131,6 +133,14 @@ class RowQuery:
         if self.kind is not None:
             row = f"json_build_array('{self.kind}', {row})"
         return f"{row}::text"
+
+
+@functools.cache
+def _statement(query: RowQuery, *, large: bool) -> str:
+    """Return the statement for a page; a process has few queries."""
+    if query.details and not large:
+        return _event_sql(query)
+    return _table_sql(query, large=large)
 
 
 def _table_sql(query: RowQuery, *, large: bool) -> str:
