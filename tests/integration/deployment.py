@@ -10,7 +10,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -23,11 +22,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.testing.servers import shared_postgres, shared_redis
+from tests.support.forks import ForkedProcess, fork
 
 #: Timeout in s for events that normally happen within a moment.
 PATIENCE = 60.0
-
-_ROOT = Path(__file__).parent.parent.parent
 
 _SCHEMA = """
     CREATE SEQUENCE notes_seq START 2;
@@ -130,7 +128,7 @@ class DeploymentTestCase(SynchronousTestCase):
                 }
             },
         }
-        self.running: list[subprocess.Popen[bytes]] = []
+        self.running: list[ForkedProcess | subprocess.Popen[bytes]] = []
         self.addCleanup(self.kill_all)
 
     def kill_all(self) -> None:
@@ -148,7 +146,7 @@ class DeploymentTestCase(SynchronousTestCase):
         *own: dict[str, Any],
         options: tuple[str, ...] = (),
         name: str = "",
-    ) -> subprocess.Popen[bytes]:
+    ) -> ForkedProcess:
         """Start a process; its files are named after ``name``, or after its command."""
         name = name or command
         arguments = [command, *options]
@@ -158,7 +156,7 @@ class DeploymentTestCase(SynchronousTestCase):
             arguments += ["-c", str(path)]
         return self.start_module(
             name,
-            "synapse_replication.cli.main",
+            "synapse_replication",
             *arguments,
             environment=self.environment(command),
         )
@@ -168,28 +166,39 @@ class DeploymentTestCase(SynchronousTestCase):
         name: str,
         module: str,
         *arguments: str,
-        environment: Mapping[str, str] | None = None,
-    ) -> subprocess.Popen[bytes]:
+        environment: Mapping[str, str] = os.environ,
+    ) -> ForkedProcess:
         """Start a module as a process; its files are named after ``name``."""
         with (
             (self.folder / f"{name}.out").open("ab") as out,
             (self.folder / f"{name}.log").open("ab") as log,
         ):
-            process = subprocess.Popen(
-                [sys.executable, "-m", module, *arguments],
-                cwd=_ROOT,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=log,
-            )
+            process = fork(module, arguments, out.fileno(), log.fileno(), environment)
         self.running.append(process)
         return process
+
+    def call(self, command: str, *arguments: str) -> tuple[int, str]:
+        """Run a command with main's configuration; return its exit status and output.
+
+        :param command: the words of the command.
+        """
+        files = [str(self.folder / f"main.{number}.yaml") for number in (0, 1)]
+        with tempfile.TemporaryFile() as output:
+            process = fork(
+                "synapse_replication",
+                [*command.split(), "-c", files[0], "-c", files[1], *arguments],
+                output.fileno(),
+                output.fileno(),
+            )
+            self.addCleanup(process.kill)
+            status = process.wait(PATIENCE)
+            output.seek(0)
+            return status, " ".join(output.read().decode().split())
 
     def log_of(self, command: str) -> str:
         return (self.folder / f"{command}.log").read_text()
 
-    def start_both(self) -> subprocess.Popen[bytes]:
+    def start_both(self) -> ForkedProcess:
         """Start the main process and the worker, and return the latter."""
         self.start("main", self.main)
         worker = self.start("worker", self.worker)
@@ -213,7 +222,7 @@ class DeploymentTestCase(SynchronousTestCase):
             f"{command} is up", lambda: self.log_of(command).count(" is up") == times
         )
 
-    def stop(self, process: subprocess.Popen[bytes]) -> int:
+    def stop(self, process: ForkedProcess | subprocess.Popen[bytes]) -> int:
         process.send_signal(signal.SIGTERM)
         return process.wait(PATIENCE)
 

@@ -11,7 +11,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import urllib.parse
 import urllib.request
 from pathlib import Path
@@ -22,7 +21,6 @@ from twisted.trial.unittest import SkipTest
 
 from synapse_replication.testing.private_process import die_with_parent, free_port
 from tests.integration.deployment import (
-    PATIENCE,
     DeploymentTestCase,
     expected_rows,
     get_over_socket,
@@ -121,23 +119,6 @@ class AlertTests(DeploymentTestCase):
     def notes(self) -> list[Any]:
         return [row for entry in self.journal("notes") for row in entry["rows"]]
 
-    def status(self) -> tuple[int, str]:
-        """Run ``synapse-replication status``; return its exit code and output."""
-        done = subprocess.run(
-            [
-                sys.executable,
-                "-m",
-                "synapse_replication",
-                "status",
-                *("-c", str(self.folder / "main.0.yaml")),
-                *("-c", str(self.folder / "main.1.yaml")),
-            ],
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE,
-        )
-        return done.returncode, " ".join((done.stdout + done.stderr).split())
-
     def test_a_writer_that_hangs(self) -> None:
         """
         If a writer hangs, the alert, the page, ``status`` and the log report the
@@ -150,7 +131,7 @@ class AlertTests(DeploymentTestCase):
         self.wait_for_rows(10)
         self.wait_until("Prometheus has scraped", self.is_scraped)
         self.assertEqual(self.alerts(), [])
-        code, text = self.status()
+        code, text = self.call("status")
         self.assertEqual(code, 0, text)
         self.check_dashboard()
 
@@ -165,7 +146,7 @@ class AlertTests(DeploymentTestCase):
         self.assertIn("2 of 2 streams stalled", page)
         self.assertIn("master no longer sends heartbeats", page)
         self.assertIn("<code>writer_gone</code>", page)
-        code, text = self.status()
+        code, text = self.call("status")
         self.assertEqual(code, 1, text)
         self.assertIn("reader1: 2 of 2 streams stalled", text)
         self.assertIn("master: no valid status: ", text)
@@ -181,7 +162,7 @@ class AlertTests(DeploymentTestCase):
         expected = expected_rows(10) + expected_rows(5)
         self.wait_until("all rows in the journal", lambda: self.notes() == expected)
         self.wait_until("the alert is over", lambda: not self.alerts())
-        code, text = self.status()
+        code, text = self.call("status")
         self.assertEqual(code, 0, text)
         self.wait_until(
             "a line in the log",

@@ -2,22 +2,18 @@
 
 The configurations are those of :mod:`tests.config.test_corpus`. Each process really
 runs: only the addresses of servers, ports and sockets are replaced by those of the
-test. One process imports most of the program and forks for each configuration, because
-importing takes longer than everything else. It does not import the reactor: the
-processes would share its descriptors, and miss events.
+test.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 import shutil
-import subprocess
-import sys
+import signal
 import tempfile
+import time
 from collections.abc import Mapping
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -31,60 +27,10 @@ from synapse_replication.testing.private_process import free_port
 from synapse_replication.testing.servers import shared_postgres, shared_redis
 from tests.config.test_corpus import CORPUS
 from tests.storage.synapse_extract import SCHEMA
+from tests.support.forks import ForkedProcess, fork
 
-#: Runs the commands of each deployment of standard input together until all are up,
-#: then its last command; prints the exit status and the log of each command.
-_RUN_ALL = """
-import json, os, signal, sys, time
-from synapse_replication.cli.main import cli
-import OpenSSL.SSL, twisted.web.server
-import synapse_replication.app.supervision, synapse_replication.cli.common
-import synapse_replication.handlers.extension.extension
-import synapse_replication.storage.database, synapse_replication.tcp.factory
-assert "twisted.internet.reactor" not in sys.modules
-
-def start(arguments, log):
-    pid = os.fork()
-    if pid:
-        return pid
-    try:
-        descriptor = os.open(log, os.O_WRONLY | os.O_CREAT, 0o600)
-        os.dup2(descriptor, 1)
-        os.dup2(descriptor, 2)
-        cli(arguments, standalone_mode=True)
-    except SystemExit as end:
-        os._exit(end.code or 0)
-    finally:
-        os._exit(70)
-
-def text_of(log):
-    return open(log).read() if os.path.exists(log) else ""
-
-def run(commands):
-    *processes, status = commands
-    running = {log: start(arguments, log) for arguments, log in processes}
-    ended = {}
-    deadline = time.monotonic() + 100
-    while len(ended) < len(running) and time.monotonic() < deadline:
-        time.sleep(0.02)
-        for log, pid in running.items():
-            if log not in ended and os.waitpid(pid, os.WNOHANG)[0]:
-                ended[log] = 71
-        if all(log in ended or " is up" in text_of(log) for log in running):
-            break
-    pid = start(*status)
-    ended[status[1]] = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    for log, pid in running.items():
-        if log not in ended:
-            os.kill(pid, signal.SIGTERM)
-    for log, pid in running.items():
-        if log not in ended:
-            ended[log] = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    return [[ended[log], text_of(log)] for _, log in commands]
-
-print(json.dumps([run(commands) for commands in json.load(sys.stdin)]))
-"""
-
+#: The time within which a process must start, or stop, in s.
+_PATIENCE = 100.0
 
 #: The configurations with an ``instance_map``: the number of its instances, and those
 #: whose status cannot be read.
@@ -115,39 +61,47 @@ class CorpusProcessesTests(SynchronousTestCase):
 
     def test_main_worker_and_status(self) -> None:
         """Each process starts, is shown by status, and stops with status 0."""
-        deployments, logs = [], count()
         for name, deployment in CORPUS.items():
             database = self.new_database()
             ports: dict[tuple[str, int, bool], int] = {}
             shared = self.write(self.folder / name, deployment.shared, database, ports)
-            roles = {"main": shared}
+            commands = [("main", shared)]
             for file, text in deployment.workers.items():
                 folder = self.folder / name / file
                 own = self.write(folder, {file: text}, database, ports)
-                roles[f"worker {file}"] = [*shared, *own]
-            roles["status"] = shared
-            deployments.append(
-                [
-                    (
-                        [role.split()[0], *(w for path in paths for w in ("-c", path))],
-                        str(self.folder / f"{next(logs)}.log"),
-                    )
-                    for role, paths in roles.items()
-                ]
-            )
-        done = subprocess.run(
-            [sys.executable, "-c", _RUN_ALL],
-            input=json.dumps(deployments).encode(),
-            stdout=subprocess.PIPE,
-            check=True,
-        )
-        found = json.loads(done.stdout)
-        for name, (*results, shown) in zip(CORPUS, found, strict=True):
-            self.assertEqual(len(results), 1 + len(CORPUS[name].workers))
-            for status, log in results:
-                self.assertIn(" is up", log, f"{name}: {log}")
-                self.assertEqual(status, 0, f"{name}: {log}")
-            self.check_status(name, *shown)
+                commands.append(("worker", [*shared, *own]))
+            running = {
+                self.folder / f"{name}.{number}.log": self.start(
+                    command, paths, self.folder / f"{name}.{number}.log"
+                )
+                for number, (command, paths) in enumerate(commands)
+            }
+            for log, process in running.items():
+                self.wait_until_up(log, process, name)
+            shown = self.folder / f"{name}.status.log"
+            status = self.start("status", shared, shown).wait(_PATIENCE)
+            self.check_status(name, status, shown.read_text())
+            for process in running.values():
+                process.send_signal(signal.SIGTERM)
+            for log, process in running.items():
+                ended = process.wait(_PATIENCE)
+                self.assertEqual(ended, 0, f"{name}: {log.read_text()}")
+
+    def start(self, command: str, paths: list[str], log: Path) -> ForkedProcess:
+        """Run a command with configuration files, and write its output to a file."""
+        with log.open("wb") as file:
+            output = file.fileno()
+            options = [word for path in paths for word in ("-c", path)]
+            process = fork("synapse_replication", [command, *options], output, output)
+        self.addCleanup(process.kill)
+        return process
+
+    def wait_until_up(self, log: Path, process: ForkedProcess, name: str) -> None:
+        deadline = time.monotonic() + _PATIENCE
+        while " is up" not in log.read_text():
+            if process.poll() is not None or time.monotonic() > deadline:
+                self.fail(f"{name} did not start: {log.read_text()}")
+            time.sleep(0.02)
 
     def check_status(self, name: str, status: int, output: str) -> None:
         """Check what ``status`` shows while all processes run."""

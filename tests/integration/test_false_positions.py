@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -167,21 +165,6 @@ class FalsePositionTests(DeploymentTestCase):
             for peer in self.page("reader")["peers"]
         }
         return str(epochs.get(name, ""))
-
-    def call(self, command: str, *arguments: str) -> tuple[int, str]:
-        """Run ``synapse-replication`` with the deployment's configuration."""
-        files = [str(self.folder / f"main.{number}.yaml") for number in (0, 1)]
-        done = subprocess.run(
-            [
-                *(sys.executable, "-m", "synapse_replication", *command.split()),
-                *("-c", files[0], "-c", files[1], *arguments),
-            ],
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE,
-            check=False,
-        )
-        return done.returncode, " ".join((done.stdout + done.stderr).split())
 
     def announce_far_positions(self) -> None:
         """

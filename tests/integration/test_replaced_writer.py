@@ -67,7 +67,14 @@ class ReplacedWriterTests(DeploymentTestCase):
         # The successor takes the address, too.
         self.socket.rename(self.folder / "replaced.sock")
         self.start("main", self.writer("second", 1000), name="successor")
-        self.wait_until_up("successor")
+        # Rows that it wrote before its first POSITION would be below that position.
+        for connection in ("redis\n", "redis_out\n"):
+            self.wait_until(
+                "the successor has a link",
+                lambda connection=connection: (  # type: ignore[misc]
+                    f"Connected: {connection}" in self.log_of("successor")
+                ),
+            )
         self.write("second", 1005)
         self.wait_until("5 rows", lambda: 1005 in self.rooms())
         # It writes at once when it resumes.

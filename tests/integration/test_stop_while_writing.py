@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import subprocess
 from typing import Any
 
 import psycopg2
@@ -12,12 +11,13 @@ import psycopg2
 from synapse_replication.storage.schema import prepare_database
 from synapse_replication.testing.servers import shared_redis
 from tests.integration.deployment import DeploymentTestCase
+from tests.support.forks import ForkedProcess
 
 
 class StopWhileWritingTests(DeploymentTestCase):
     """The code of a server of its own writes on when the server is told to stop."""
 
-    def start_server(self) -> subprocess.Popen[bytes]:
+    def start_server(self) -> ForkedProcess:
         redis = shared_redis()
         options = {
             "server_name": self.shared["server_name"],

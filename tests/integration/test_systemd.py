@@ -6,13 +6,13 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import threading
 import time
 from collections.abc import Mapping
 from typing import Any
 
 from tests.integration.deployment import PATIENCE, DeploymentTestCase
+from tests.support.forks import ForkedProcess
 
 #: Interval of watchdog messages in s: half of systemd's timeout.
 _FEED_INTERVAL = 0.2
@@ -101,13 +101,13 @@ class SystemdTests(DeploymentTestCase):
             lambda: any(value in each for each in self.manager.values_of(name)),
         )
 
-    def start_both(self) -> subprocess.Popen[bytes]:
+    def start_both(self) -> ForkedProcess:
         self.start("main", self.main)
         worker = self.start("worker", self.worker)
         self.wait_for_value("READY", "1")
         return worker
 
-    def reload(self, worker: subprocess.Popen[bytes], **own: Any) -> None:
+    def reload(self, worker: ForkedProcess, **own: Any) -> None:
         """Change the worker's file and send SIGHUP."""
         self.worker["synapse_replication"].update(own)
         (self.folder / "worker.1.yaml").write_text(json.dumps(self.worker))

@@ -5,10 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
-import subprocess
-import sys
 import time
-from pathlib import Path
 from typing import Any
 
 from twisted.trial.unittest import SkipTest
@@ -22,8 +19,7 @@ from synapse_replication.testing.servers import (
     RedisTls,
 )
 from tests.integration.deployment import DeploymentTestCase, get_over_socket
-
-_ROOT = Path(__file__).parent.parent.parent
+from tests.support.forks import fork
 
 
 class TlsTests(DeploymentTestCase):
@@ -78,23 +74,18 @@ class TlsTests(DeploymentTestCase):
 
     def other_process(
         self, name: str, command: str, own: dict[str, Any], *options: str
-    ) -> subprocess.Popen[bytes]:
+    ) -> None:
         """Start a process with a log file of its own."""
         path = self.folder / f"{name}.yaml"
         path.write_text(json.dumps(self.shared | own))
         with (self.folder / f"{name}.log").open("ab") as log:
-            process = subprocess.Popen(
-                [
-                    *(sys.executable, "-m", "synapse_replication", command),
-                    *("-c", str(path), *options),
-                ],
-                cwd=_ROOT,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
+            process = fork(
+                "synapse_replication",
+                [command, "-c", str(path), *options],
+                log.fileno(),
+                log.fileno(),
             )
         self.running.append(process)
-        return process
 
     def test_direct_tcp_and_http(self) -> None:
         """Rows arrive over TLS, and missed rows are fetched over TLS."""

@@ -12,8 +12,6 @@ import json
 import os
 import random
 import shutil
-import subprocess
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -25,6 +23,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.storage.database import connect
 from synapse_replication.testing.servers import PrivatePostgres, shared_redis
+from tests.support.forks import ForkedProcess, fork
 
 _SECONDS = float(os.environ.get("TORTURE_SECONDS", "12"))
 _SEED = int(os.environ.get("TORTURE_SEED", "1"))
@@ -36,7 +35,6 @@ _CONCURRENCY = 50
 _AGREE_SECONDS = 5.0
 
 _PATIENCE = 60.0
-_ROOT = Path(__file__).parent.parent.parent
 _WRITERS = ("writer1", "writer2", "writer3", "writer4")
 _READERS = ("reader1", "reader2")
 
@@ -64,7 +62,7 @@ class TortureTests(SynchronousTestCase):
         self.folder = Path(tempfile.mkdtemp(prefix="torture-"))
         if "TORTURE_KEEP" not in os.environ:
             self.addCleanup(shutil.rmtree, self.folder)
-        self.running: dict[str, subprocess.Popen[bytes]] = {}
+        self.running: dict[str, ForkedProcess] = {}
         self.postgres = PrivatePostgres()
         self.postgres.start()
         self.addCleanup(self.postgres.stop)
@@ -110,19 +108,11 @@ class TortureTests(SynchronousTestCase):
         path = self.folder / f"{name}.yaml"
         path.write_text(json.dumps(shared))
         with (self.folder / f"{name}.log").open("ab") as log:
-            self.running[name] = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "synapse_replication.cli.main",
-                    "worker",
-                    "-c",
-                    str(path),
-                ],
-                cwd=_ROOT,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
+            self.running[name] = fork(
+                "synapse_replication",
+                ["worker", "-c", str(path)],
+                log.fileno(),
+                log.fileno(),
             )
 
     def own_config(self, name: str) -> dict[str, Any]:
