@@ -307,17 +307,13 @@ def narrow(txn: cursor, part: Part) -> Part | None:
 
     :return: ``None`` if the part has no rows.
     """
-    if not _has_ends(part):
+    if not part.is_indexed:
+        # The ends cannot be looked up.
         return part
     first = _end(txn, part, last=False)
     if first is None:
         return None
     return part.within(first - 1, _end(txn, part, last=True) or first)
-
-
-def _has_ends(part: Part) -> bool:
-    """Return whether the least and the greatest id of a part can be looked up."""
-    return all(query.by_id for query in part.queries)
 
 
 def _end(txn: cursor, part: Part, *, last: bool) -> int | None:
@@ -340,7 +336,7 @@ def without_gaps(txn: cursor, part: Part) -> list[Part]:
         longer than a task.
     """
     pieces = split([part], None)
-    if len(pieces) == 1 or not _has_ends(part):
+    if len(pieces) == 1:
         return [part]
     occupied: list[Part] = []
     low = part.low

@@ -225,7 +225,9 @@ def range_sql(part: Part) -> str:
             order = f" ORDER BY {_column(query, query.rows.ids.id_column)}"
         (distinct if distinct_rows else plain).extend(
             f"{select} WHERE {condition}{order}"
-            for condition in _conditions(part, query)
+            for condition in _conditions(
+                part, query, [_is_one_of(_writer(query), part.end.writers)]
+            )
         )
     if distinct:
         found = "\nUNION ALL\n".join(f"({select})" for select in distinct)
@@ -303,11 +305,16 @@ def _writer(query: AvailableQuery) -> str:
     return "NULL::text" if column is None else _column(query, column)
 
 
-def _conditions(part: Part, query: AvailableQuery) -> list[str]:
+def _conditions(
+    part: Part, query: AvailableQuery, by_writer: Iterable[str]
+) -> list[str]:
     """Return the conditions for the rows of a part in one table.
 
-    Each row matches one of them. If rows may have no writer, there are two: the server
-    could not use the index for their disjunction.
+    Each row matches one of them. If rows may have no writer, one is for these: the
+    server could not use the index for a disjunction.
+
+    :param by_writer: the conditions of the writers, if the table has an index by writer
+        and id. All writers in the table are known: they were looked up.
     """
     rows = query.rows
     if rows.ids.writer_column is None and part.start.minimum >= part.end.minimum:
@@ -329,11 +336,10 @@ def _conditions(part: Part, query: AvailableQuery) -> list[str]:
     common = " AND ".join(conditions)
     if not query.by_writer:
         return [common]
-    # All writers in the table are known: they were looked up.
-    found = [f"{common} AND {_is_one_of(writer, part.end.writers)}"]
+    found = [f"{common} AND {condition}" for condition in by_writer]
     if query.nullable:
         found.append(f"{common} AND {writer} IS NULL")
-    return found
+    return found or ["FALSE"]
 
 
 def _position(writer: str, offset: StreamOffset) -> str:
@@ -356,18 +362,22 @@ def ids_sql(
 ) -> str:
     """Return the query for the tokens of a part in one table, in order.
 
-    The query returns at most ``limit`` tokens. If the table has an index on the id, the
-    server can scan this index, and stop after ``limit`` tokens. If rows may have no
-    writer, it returns as many tokens with a writer, then as many without.
+    If the table has an index on the id, the query returns at most ``limit`` tokens. If
+    it has an index by writer and id, as many of each writer, one writer after another.
+    The server can scan the index, and stop after ``limit`` tokens.
 
     :param last: whether to return the greatest token first.
     """
-    rows = query.rows
+    rows, writer = query.rows, _writer(query)
     order = "DESC" if last is not rows.negative else "ASC"
     end = f"ORDER BY {_column(query, rows.ids.id_column)} {order} LIMIT {limit}"
     return " UNION ALL ".join(
         f"(SELECT {_token(query)}::bigint AS stream_id "
         f"FROM {identifier(rows.ids.table)} AS {rows.alias} "
         f"WHERE {condition} {end})"
-        for condition in _conditions(part, query)
+        for condition in _conditions(
+            part,
+            query,
+            [f"{writer} = {literal(name)}" for name in sorted(part.end.writers)],
+        )
     )

@@ -46,11 +46,13 @@ class _History:
     :ivar rows: the writer of each token.
     :ivar positions: the first position of each writer.
     :ivar negative: whether the table stores the tokens as negative ids.
+    :ivar index: the columns of the table's index.
     """
 
     rows: Mapping[int, str]
     positions: Sequence[int]
     negative: bool
+    index: str
 
     def keys(self, stream: str, positions: Sequence[int]) -> list[Key]:
         """Return the rows up to the positions of their writers."""
@@ -67,6 +69,7 @@ _HISTORIES = st.builds(
     st.dictionaries(_TOKENS, st.sampled_from(_WRITERS), max_size=12),
     st.tuples(_TOKENS, _TOKENS),
     st.booleans(),
+    st.sampled_from(["id", "writer, id"]),
 )
 
 
@@ -102,7 +105,8 @@ class EdgeTests(SynchronousTestCase):
         for stream, history in self.histories.items():
             sign = -1 if history.negative else 1
             statements += [
-                f"CREATE TABLE {stream} (id bigint PRIMARY KEY, writer text, v bigint)",
+                f"CREATE TABLE {stream} (id bigint, writer text NOT NULL, v bigint)",
+                f"CREATE INDEX ON {stream} ({history.index})",
                 f"CREATE SEQUENCE {stream}_seq",
                 f"SELECT setval('{stream}_seq', {MAX_TOKEN})",
             ]

@@ -77,11 +77,15 @@ class SqlTests(SynchronousTestCase):
             self.assertRegex(sql, rf'\."id" {order} LIMIT 2\)$')
 
     def test_writers_are_looked_up(self) -> None:
-        """For an index by writer and id, the condition lists the writers."""
+        """For an index by writer and id, the conditions name the writers."""
         by_writer = AvailableQuery(QUERY, by_writer=True)
         walked = attrs.evolve(SELECTION, queries=(by_writer,))
         part = walked.between(StreamOffset(), StreamOffset(9, {"a": 9, "b": 9}))
-        self.assertIn("= ANY(ARRAY['a', 'b']::text[])", self.ids(part))
+        self.assertIn("= ANY(ARRAY['a', 'b']::text[])", range_sql(part))
+        for name in "ab":
+            self.assertRegex(
+                self.ids(part), rf""""writer" = '{name}' ORDER BY \S+ DESC"""
+            )
 
     def test_without_writers(self) -> None:
         """A table without writers is not read if the minimum has not advanced."""
