@@ -71,7 +71,9 @@ _NOT_FOR_MAKER: Final = frozenset(
 )
 
 #: Silences Java's remarks about archives, which it would print to standard output.
-_QUIET: Final = ("-Xlog:disable", "-Xlog:all=error:stderr")
+#: Java 25 takes it for an error that the archive of its own classes was made without
+#: the options that Spark requires.
+_QUIET: Final = ("-Xlog:disable", "-Xlog:all=error:stderr", "-Xlog:cds*=off:stderr")
 
 
 @attrs.frozen
