@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import copy
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import psycopg2
 
+from synapse_replication.testing.private_process import free_port
 from tests.integration.deployment import PATIENCE, DeploymentTestCase
+from tests.support.link_proxy import LinkProxy
 
 
 class ReplacedWriterTests(DeploymentTestCase):
@@ -50,10 +52,14 @@ class ReplacedWriterTests(DeploymentTestCase):
                 "WHERE datname = current_database() AND pid <> pg_backend_pid()"
             )
 
-    def replace_main(self, own: Mapping[str, Any]) -> None:
+    def replace_main(
+        self, own: Mapping[str, Any], redirect: Callable[[], object] | None = None
+    ) -> None:
         """Suspend main, let its successor write 5 rows, and resume main.
 
         :param own: what is added to the configuration of each process.
+        :param redirect: directs new connections to the successor, if the reader does
+            not notice it as long as the suspended process has a connection.
         """
         self.shared["synapse_replication"] |= own
         replaced = self.start("main", self.writer("first"))
@@ -66,22 +72,32 @@ class ReplacedWriterTests(DeploymentTestCase):
         self.end_sessions()
         # The successor takes the address, too.
         self.socket.rename(self.folder / "replaced.sock")
+        if redirect is not None:
+            redirect()
         self.start("main", self.writer("second", 1000), name="successor")
-        # Rows that it wrote before its first POSITION would be below that position.
-        for connection in ("redis\n", "redis_out\n"):
-            self.wait_until(
-                "the successor has a link",
-                lambda connection=connection: (  # type: ignore[misc]
-                    f"Connected: {connection}" in self.log_of("successor")
-                ),
-            )
+        if redirect is None:
+            # Rows that it wrote before its first POSITION would be below that position.
+            for connection in ("redis\n", "redis_out\n"):
+                self.wait_until(
+                    "the successor has a link",
+                    lambda connection=connection: (  # type: ignore[misc]
+                        f"Connected: {connection}" in self.log_of("successor")
+                    ),
+                )
+        else:
+            self.wait_until_up("successor")
         self.write("second", 1005)
-        self.wait_until("5 rows", lambda: 1005 in self.rooms())
+        if redirect is None:
+            self.wait_until("5 rows", lambda: 1005 in self.rooms())
+        # On one machine, a process that ends removes the socket of its successor.
+        kept = self.folder / "kept.sock"
+        kept.hardlink_to(self.socket)
         # It writes at once when it resumes.
         self.write("first", 99)
         replaced.send_signal(signal.SIGCONT)
         self.write("second", 1020)
         self.assertEqual(replaced.wait(PATIENCE), 1)
+        kept.rename(self.socket)
         self.write("second", 1060)
         self.wait_until("the last row", lambda: 1060 in self.rooms())
         delivered = [room for room in self.rooms() if room > 1000]
@@ -94,3 +110,21 @@ class ReplacedWriterTests(DeploymentTestCase):
     def test_without_extension(self) -> None:
         """So it is if no process states its epoch."""
         self.replace_main({"extension": {"enabled": False}})
+
+    def test_direct_tcp(self) -> None:
+        """So it is over direct TCP, where the reader hears the suspended one first."""
+        first, second = free_port(), free_port()
+        proxy = LinkProxy(("127.0.0.1", first))
+        self.addCleanup(proxy.close)
+        del self.shared["redis"]
+        listener: dict[str, Any] = {"type": "replication", "port": first}
+        listener["bind_addresses"] = ["127.0.0.1"]
+        self.main["listeners"].append(listener)
+        section = self.worker["synapse_replication"]
+        section["direct_tcp"] = {"connect": f"tcp:127.0.0.1:{proxy.port}"}
+
+        def redirect() -> None:
+            listener["port"] = second
+            proxy.retarget(("127.0.0.1", second))
+
+        self.replace_main({}, redirect)
