@@ -89,10 +89,11 @@ HINTS: Mapping[StallReason, str] = {
         "a link to this process (the same Redis, or direct TCP)."
     ),
     StallReason.AHEAD_OF_WRITER: (
-        "Run 'synapse-replication positions repair --seen STREAM=POSITION' with the"
-        " position of this process: it advances the sequence to that position, so "
-        "that new rows are beyond it. Then make this process fetch the rows that it"
-        " discarded (see the runbook)."
+        "If a sequence of the database allocates the ids, run 'synapse-replication "
+        "positions repair --seen STREAM=POSITION' with the position of this process: "
+        "it advances the sequence to that position, so that new rows are beyond it. "
+        "Otherwise, restart the writer, which must go on from its last token. Then "
+        "make this process fetch the rows that it discarded (see the runbook)."
     ),
     StallReason.DATABASE_SET_BACK: (
         "Rebuild what was derived from these rows, and restart this process (see "
