@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from itertools import islice
 
 from scripts.tools.explore import writer_worlds
 from scripts.tools.explore.driven import compare
@@ -16,11 +17,12 @@ from scripts.tools.explore.search import (
     UNIT_TESTED,
     Call,
     Search,
+    agrees_unreduced,
     entries,
     explain,
     names,
 )
-from scripts.tools.explore.worlds import DEEP, SHALLOW
+from scripts.tools.explore.worlds import COMPARED, DEEP, DRIVEN, SHALLOW
 from scripts.tools.explore.writer_search import search
 
 
@@ -65,7 +67,10 @@ def main(arguments: list[str]) -> int:
     status = max(status, _explore_writers(options))
     if status == 1:
         return 1
-    if not options.world and not compare_driver(40 if options.shallow else 300):
+    if not options.world and not (
+        compare_driver(40 if options.shallow else 300)
+        and compare_reduced(2 if options.shallow else len(COMPARED))
+    ):
         return 1
     untaken = names(entries() - taken)
     print(f"{len(taken)} entries of the table taken")  # noqa: T201 -- the result
@@ -104,7 +109,7 @@ def compare_driver(states: int) -> bool:
 
     :param states: how many states of each world to begin with.
     """
-    for name, (kind, bounds) in SHALLOW.items():
+    for name, (kind, bounds) in DRIVEN.items():
         found = compare(kind, bounds, states)
         print(  # noqa: T201 -- the result
             f"driver, {name}: {found.sequences} sequences of at most {found.depth} "
@@ -122,6 +127,20 @@ def compare_driver(states: int) -> bool:
         flush=True,
     )
     return not missed
+
+
+def compare_reduced(worlds: int) -> bool:
+    """Compare searches with those that are not reduced; return whether all agree.
+
+    :param worlds: how many of the worlds.
+    """
+    for name, (kind, bounds) in islice(COMPARED.items(), worlds):
+        agrees = agrees_unreduced(kind, bounds, 3600.0)
+        end = "the same states" if agrees else "OTHER STATES, or not complete"
+        print(f"without reductions, {name}: {end}", flush=True)  # noqa: T201
+        if not agrees:
+            return False
+    return True
 
 
 if __name__ == "__main__":

@@ -46,17 +46,30 @@ SHALLOW: Mapping[str, tuple[Kind, Bounds]] = {
     "database": (Kind.DATABASE, _bounds(2, 1, 1, removals=1)),
     "database, lie, removed": (Kind.DATABASE, Bounds(ids=1, lies=1, removals=1)),
     "memory": (Kind.MEMORY, _bounds(2, 1, 1, hellos=1)),
-    "memory, two links": (Kind.MEMORY, Bounds(ids=2, links=2)),
+    "memory, two links": (Kind.MEMORY, Bounds(ids=1, links=2)),
     "host memory": (Kind.HOST_MEMORY, _bounds(2, 1, 1)),
-    "host memory, two links": (Kind.HOST_MEMORY, Bounds(ids=2, links=2)),
+    "host memory, two links": (Kind.HOST_MEMORY, Bounds(ids=1, links=2)),
     "caches": (Kind.CACHES, _bounds(2, 1, 1)),
-    "claims": (Kind.DATABASE, Bounds(ids=1, links=1, lies=1, burst=1)),
+}
+
+#: The worlds whose states a search without reductions must find, too. ``scripts/test``
+#: explores the first two.
+COMPARED: Mapping[str, tuple[Kind, Bounds]] = {
+    "stock memory": SHALLOW["stock memory"],
+    "memory": (
+        Kind.MEMORY,
+        Bounds(ids=1, losses=1, writer_crashes=1, reader_crashes=1, total=2),
+    ),
+    "database, two links": SHALLOW["database, two links"],
+    "database": SHALLOW["database"],
 }
 
 #: The worlds that ``scripts/explore`` explores as well, about the smallest first.
 DEEP: Mapping[str, tuple[Kind, Bounds]] = {
     "stock memory, lie": (Kind.STOCK_MEMORY, _bounds(2, 1, 1, lies=1)),
     "stock memory, two links": (Kind.STOCK_MEMORY, _bounds(2, 2, 1)),
+    "memory, two ids and links": (Kind.MEMORY, Bounds(ids=2, links=2)),
+    "host memory, two ids and links": (Kind.HOST_MEMORY, Bounds(ids=2, links=2)),
     "stock memory, two faults": (Kind.STOCK_MEMORY, _bounds(2, 1, 2)),
     "host memory, two links": (Kind.HOST_MEMORY, _bounds(1, 2, 1)),
     "memory, two links": (Kind.MEMORY, _bounds(1, 2, 1, hellos=1)),
@@ -76,6 +89,7 @@ DEEP: Mapping[str, tuple[Kind, Bounds]] = {
         _bounds(2, 1, 2, removals=1, stored=True),
     ),
     "database, lie": (Kind.DATABASE, _bounds(2, 1, 1, lies=1)),
+    "claims, one id": (Kind.DATABASE, Bounds(ids=1, links=1, lies=1, burst=1)),
     "claims": (Kind.DATABASE, Bounds(ids=2, links=1, lies=1, burst=1)),
     "database, lie, two links": (Kind.DATABASE, _bounds(1, 2, 1, lies=1)),
     "claims, memory": (Kind.MEMORY, Bounds(ids=1, links=1, lies=1, burst=1)),
@@ -83,4 +97,10 @@ DEEP: Mapping[str, tuple[Kind, Bounds]] = {
     "three ids, two links": (Kind.DATABASE, _bounds(3, 2, 1)),
     "database, three ids, all faults": (Kind.DATABASE, _bounds(3, 1, 6)),
     "memory, two links, two ids": (Kind.MEMORY, _bounds(2, 2, 1, hellos=1)),
+}
+
+#: The worlds with whose first states the driver of the package is compared.
+DRIVEN: Mapping[str, tuple[Kind, Bounds]] = {
+    **SHALLOW,
+    "claims, one id": DEEP["claims, one id"],
 }

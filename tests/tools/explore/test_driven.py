@@ -6,7 +6,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from scripts.tools.explore.driven import compare
 from scripts.tools.explore.driver_bugs import BUGS, find
-from scripts.tools.explore.worlds import SHALLOW
+from scripts.tools.explore.worlds import DRIVEN
 from synapse_replication.streams import reader
 
 
@@ -15,7 +15,7 @@ class DriverTests(SynchronousTestCase):
 
     def test_agrees(self) -> None:
         """The driver and each world agree, in sequences from the first states."""
-        for name, (kind, bounds) in SHALLOW.items():
+        for name, (kind, bounds) in DRIVEN.items():
             found = compare(kind, bounds, 40)
             self.assertIsNone(found.reason, (name, found))
             self.assertGreater(found.sequences, 40, name)
