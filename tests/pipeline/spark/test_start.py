@@ -304,7 +304,9 @@ class JobTests(SynchronousTestCase):
         """An event log that the user configured is complete; no file is left over."""
         folder = Path(self.mktemp()).absolute()
         (folder / "log").mkdir(parents=True)
-        self.patch(os, "environ", {**os.environ, "TMPDIR": str(folder)})
+        # Without a cache, no process makes an archive of classes in the background.
+        environ = {"TMPDIR": str(folder), "XDG_CACHE_HOME": "/dev/null"}
+        self.patch(os, "environ", {**os.environ, **environ})
         found = self.run_job(
             f"--conf spark.eventLog.dir={folder}/log "
             "--conf spark.eventLog.enabled=true --conf spark.x=y "
