@@ -456,7 +456,7 @@ class Database:
             # The usual case at the end of each block.
             return defer.succeed(None)
         ends = [
-            _follow(each.ended)
+            _join(each.waiting_for_end)
             for each in self._running
             if each.number >= since and (each.lost is not None or not only_lost)
         ]
@@ -479,7 +479,11 @@ class Database:
         if self._closing is None:
             self._closing = Deferred()
             self._lost.stop()
-            threads = [_follow(each.left_thread) for each in self._running]
+            threads = [
+                _join(each.waiting_for_thread)
+                for each in self._running
+                if each.is_in_thread
+            ]
             defer.DeferredList(threads).addCallback(self._close_now)
         return _follow(self._closing)
 
@@ -499,7 +503,7 @@ class Database:
     def _end(self, request: _Request[Any], outcome: object) -> None:
         _call_all(request.description, request.callbacks)
         del self._running[request]
-        request.ended.callback(None)
+        _fire(request.waiting_for_end)
         request.return_(outcome)
 
     def _leave_thread(self, request: _Request[Any], outcome: object) -> None:
@@ -507,7 +511,8 @@ class Database:
             self._begin_to_ask(request, outcome)
         else:
             self._end(request, outcome)
-        request.left_thread.callback(None)
+        request.is_in_thread = False
+        _fire(request.waiting_for_thread)
 
     def _begin_to_ask(self, request: _Request[Any], lost: LostAnswer) -> None:
         request.lost = lost
@@ -608,8 +613,10 @@ class _Request(Generic[T]):
     :ivar value: what the function returned, if the answer to its COMMIT was lost.
     :ivar lost: the transaction, if the answer to its COMMIT was lost.
     :ivar callbacks: those of the attempts that have ended.
-    :ivar left_thread: fires when the transaction does not run in a thread any more.
-    :ivar ended: fires when the transaction is known to have ended.
+    :ivar is_in_thread: whether it waits for a thread, or runs in one.
+    :ivar waiting_for_thread: fire when the transaction does not run in a thread any
+        more.
+    :ivar waiting_for_end: fire when the transaction is known to have ended.
     :ivar result: fires for the caller.
     """
 
@@ -620,18 +627,27 @@ class _Request(Generic[T]):
     value: Any = None
     lost: LostAnswer | None = None
     callbacks: list[Callable[[], object]] = attrs.field(factory=list)
-    left_thread: Deferred[None] = attrs.field(factory=Deferred)
-    ended: Deferred[None] = attrs.field(factory=Deferred)
+    is_in_thread: bool = True
+    waiting_for_thread: list[Deferred[None]] = attrs.field(factory=list)
+    waiting_for_end: list[Deferred[None]] = attrs.field(factory=list)
     result: Deferred[T] = attrs.field(init=False)
-    _returned: Deferred[None] = attrs.field(factory=Deferred)
+    #: Whether the result was cancelled, and is delivered when it is returned.
+    _is_held: bool = attrs.field(default=False, init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.result = Deferred(lambda result: _cancel_after(result, self._returned))
+        self.result = Deferred(self._cancel)
+
+    def _cancel(self, result: Deferred[T]) -> None:
+        """Fail the result with CancelledError, delivered when it is returned."""
+        self._is_held = True
+        result.pause()
+        result.errback(CancelledError())
 
     def return_(self, outcome: object) -> None:
         """Return the result or failure to the caller, unless it has returned."""
-        if not self._returned.called:
-            self._returned.callback(None)
+        if self._is_held:
+            self._is_held = False
+            self.result.unpause()
         if not self.result.called:
             self.result.callback(outcome)  # type: ignore[arg-type]
 
@@ -803,11 +819,16 @@ def _cancel_call(result: T, call: IDelayedCall) -> T:
     return result
 
 
-def _cancel_after(result: Deferred[T], ended: Deferred[None]) -> None:
-    """Fail a Deferred with CancelledError, delivered only after ``ended``."""
-    result.pause()
-    result.errback(CancelledError())
-    ended.addCallback(lambda _: result.unpause())
+def _join(waiting: list[Deferred[None]]) -> Deferred[None]:
+    """Return a Deferred that fires with the others, for an independent waiter."""
+    follower: Deferred[None] = Deferred()
+    waiting.append(follower)
+    return follower
+
+
+def _fire(waiting: list[Deferred[None]]) -> None:
+    while waiting:
+        waiting.pop(0).callback(None)
 
 
 def _follow(ended: Deferred[None]) -> Deferred[None]:

@@ -30,6 +30,11 @@ from synapse_replication.streams.writer_table import (
     TransactionState,
 )
 
+#: The table by names: a member of an Enum has a slow hash.
+STEPS: Final = {
+    (state._name_, event._name_): step for (state, event), step in TRANSACTION.items()
+}
+
 
 class UnexpectedWriterEventError(Exception):
     """An event happened that the table does not expect: a defect of this package."""
@@ -52,7 +57,7 @@ class TransactionOutcome:
         :return: what the driver does, in order.
         :raises UnexpectedWriterEventError: if the state does not expect the event.
         """
-        step = TRANSACTION.get((self.state, event))
+        step = STEPS.get((self.state._name_, event._name_))
         if step is None:
             raise UnexpectedWriterEventError(f"{event.value} while {self.state.value}")
         assert isinstance(step.state, TransactionState)

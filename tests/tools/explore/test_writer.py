@@ -70,7 +70,8 @@ class BugTests(SynchronousTestCase):
 
 
 def _transaction(state: TransactionState, event: TransactionEvent, step: Step) -> Any:
-    return patch.object(writer, "TRANSACTION", {**TRANSACTION, (state, event): step})
+    steps = {**writer.STEPS, (state.name, event.name): step}
+    return patch.object(writer, "STEPS", steps)
 
 
 def _name(state: NameState, event: NameEvent, step: Step) -> Any:
