@@ -251,6 +251,17 @@ class FaultDeployment(Deployment):
         process.start()
         return process
 
+    def has_locked_name(self, name: str) -> bool:
+        """Return whether the successor of a process has the lock of their name."""
+        with contextlib.closing(psycopg2.connect(self.postgres.dsn())) as connection:
+            cursor = connection.cursor()
+            cursor.execute(
+                "SELECT FROM pg_locks JOIN pg_stat_activity USING (pid) "
+                "WHERE application_name = %s AND locktype = 'advisory' AND granted",
+                (f"{name}.successor",),
+            )
+            return cursor.rowcount > 0
+
     def replace(self, name: str, successor: ReplicationProcess) -> None:
         """Let a successor take the place of a process, which must end with status 1.
 

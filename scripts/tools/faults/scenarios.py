@@ -204,7 +204,11 @@ def _replace(*, early: bool) -> Fault:
         deployment.end_sessions(MOVED_WRITER)
         successor = deployment.start_successor(MOVED_WRITER)
         if early:
-            time.sleep(chance.uniform(0.5, 3.0))
+            # Before that, the resumed process may lock its name again.
+            while not deployment.has_locked_name(MOVED_WRITER):
+                successor.check()
+                time.sleep(0.05)
+            time.sleep(chance.uniform(0.0, 1.0))
         else:
             wait_until_ready([successor])
             _wait_during_fault(chance)
