@@ -153,6 +153,8 @@ def serve(descriptor: int) -> str:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(waker.fileno())
     running: dict[int, socket.socket] = {}
+    # The tests' process ends this one in the same way.
+    end_with_this = die_with_parent(signal.SIGKILL)
     while True:
         ready, _, _ = select.select([listener, woken], [], [])
         if woken in ready:
@@ -170,6 +172,8 @@ def serve(descriptor: int) -> str:
                 os.close(output)
             _send(connection, pid)
             running[pid] = connection
+    if end_with_this is not None:
+        end_with_this()
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for opened in (listener, woken, waker, connection, *running.values()):
