@@ -577,7 +577,8 @@ class _Transaction:
             database.point("before commit", self._reactor.name)
             self._commit_later(cursor, generation, result)
             return
-        if self._autocommit:
+        # PostgreSQL cancels a page that conflicts with a change, and it is read again.
+        if self._autocommit and not self._description.startswith("catch_up_"):
             database.point(self._description, self._reactor.name)
         elif self._has_conflict(cursor):
             return
