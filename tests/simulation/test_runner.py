@@ -11,7 +11,7 @@ from tests.simulation.runner import LIVENESS_SECONDS, simulate
 
 #: The seeds that find known bugs, and the first ones: together, they have each kind of
 #: fault. ``scripts/simulate`` runs 200 seeds, or more.
-SEEDS = sorted({*range(8), *FOUND_BY.values()})
+SEEDS = sorted({*range(12), *FOUND_BY.values()})
 #: The kinds of faults.
 FAULTS = {
     "crash",
