@@ -25,10 +25,10 @@ from synapse_replication.pipeline.archive.job import (
 )
 from synapse_replication.pipeline.archive.snapshot import read_archive
 from synapse_replication.pipeline.settings import PipelineSettings
+from synapse_replication.pipeline.spark.session import make_session
 from synapse_replication.recordings.reader import shipped_recording
 from synapse_replication.streams.standard.registry import MAIN_INSTANCE
 from tests.external import skip_reason
-from tests.pipeline.shared_session import shared_session
 
 skip = skip_reason("cluster")
 
@@ -81,7 +81,16 @@ class DemoTests(SynchronousTestCase):
         The archive contains all rows of each writer: rows of tables from the database,
         and rows of typing from the recording.
         """
-        session = shared_session()
+        session = make_session(
+            "demo",
+            master="local[2]",
+            settings={
+                "spark.driver.host": "127.0.0.1",
+                "spark.driver.bindAddress": "127.0.0.1",
+            },
+        )
+        # Other tests start a session on a cluster.
+        self.addCleanup(session.stop)
         recording = shipped_recording()
         deployment = Deployment(DemoPlan(recording, _ROWS, 1000.0, use_redis=True))
         self.addCleanup(deployment.close)
