@@ -9,7 +9,7 @@ from pathlib import Path
 
 import attrs
 import psycopg2
-from hypothesis import Phase, given, settings, strategies as st
+from hypothesis import strategies as st
 from psycopg2.extensions import parse_dsn
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -26,6 +26,7 @@ from synapse_replication.testing.servers import shared_postgres
 from tests.pipeline.archives import keys_of
 from tests.pipeline.shared_session import shared_session
 from tests.support.archive_database import Key
+from tests.support.examples import draw_examples
 
 _WRITERS = ("w1", "w2")
 #: Tokens at and beside the edges of int32, of JSON's integers and of int64.
@@ -73,29 +74,12 @@ _HISTORIES = st.builds(
 )
 
 
-def _drawn(count: int) -> list[_History]:
-    """Return examples: each job of Spark takes a second, whatever its rows."""
-    histories: list[_History] = []
-
-    @settings(
-        derandomize=True,
-        deadline=None,
-        database=None,
-        max_examples=count,
-        phases=[Phase.generate],
-    )
-    @given(_HISTORIES)
-    def draw(history: _History) -> None:
-        histories.append(history)
-
-    draw()
-    return histories
-
-
 class EdgeTests(SynchronousTestCase):
     def setUp(self) -> None:
         shared_session()
-        self.histories = {f"s{n}": each for n, each in enumerate(_drawn(8))}
+        self.histories = {
+            f"s{n}": each for n, each in enumerate(draw_examples(_HISTORIES, 8))
+        }
         self.dsn = shared_postgres().new_database()
         self.folder = Path(self.mktemp()).absolute()
         statements = [

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import attrs
-from hypothesis import Phase, given, settings, strategies as st
+from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.streams.tokens import MAX_TOKEN
 from tests.pipeline.audits import Cases, Deployment, Found, found, lines_of
+from tests.support.examples import draw_examples
 
 #: The number of consecutive tokens of a history: more than two words of the audit.
 _SPAN = 140
@@ -75,25 +76,6 @@ _HISTORIES = st.builds(
 )
 
 
-def _drawn(count: int) -> list[_History]:
-    """Return examples: each query of Spark takes a second, whatever its rows."""
-    histories: list[_History] = []
-
-    @settings(
-        derandomize=True,
-        deadline=None,
-        database=None,
-        max_examples=count,
-        phases=[Phase.generate],
-    )
-    @given(_HISTORIES)
-    def draw(history: _History) -> None:
-        histories.append(history)
-
-    draw()
-    return histories
-
-
 def _moved(findings: Sequence[Found], distance: int) -> list[Found]:
     return [
         (
@@ -112,7 +94,7 @@ class EdgeTests(SynchronousTestCase):
         The findings about a history do not depend on its distance from the edges of
         int32, of JSON's integers and of int64: only the tokens in them are others.
         """
-        histories = _drawn(25)
+        histories = draw_examples(_HISTORIES, 25)
         cases = Cases()
         placed = [
             [
