@@ -6,7 +6,6 @@ Spark.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from docutils import nodes
@@ -40,14 +39,17 @@ class SparkSettings(Directive):
 
     def run(self) -> list[nodes.Node]:
         """Return the table. Called by docutils."""
-        settings = own_settings(
-            log_settings=Path(LOG_SETTINGS.name), temporary=Path("/tmp")
-        )
+        # The folder in which the manual is made is left out.
+        here = f"{LOG_SETTINGS.parent}/"
         return make_table(
             self,
             (
-                (f"``{setting.name}``", f"``{setting.value}``", setting.reason)
-                for setting in settings
+                (
+                    f"``{setting.name}``",
+                    f"``{setting.value.replace(here, '')}``",
+                    setting.reason,
+                )
+                for setting in own_settings()
             ),
             header=("Setting", "Value", "Reason"),
             widths=(34, 32, 34),

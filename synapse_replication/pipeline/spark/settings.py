@@ -23,20 +23,13 @@ class Setting:
     reason: str
 
 
-def own_settings(
-    *, log_settings: Path = LOG_SETTINGS, temporary: Path | None = None
-) -> tuple[Setting, ...]:
-    """Return the settings, in the manual's order, which users can override.
-
-    :param log_settings: the file with the settings of Log4j.
-    :param temporary: the folder of temporary files; by default that of this process.
-    """
-    temporary = temporary or Path(tempfile.gettempdir())
+def own_settings() -> tuple[Setting, ...]:
+    """Return the settings, in the manual's order, which users can override."""
     return (
         Setting("spark.sql.session.timeZone", "UTC", "All times are UTC."),
         Setting(
             "spark.driver.extraJavaOptions",
-            f"-Duser.timezone=UTC -Xss8m -Dlog4j2.configurationFile={log_settings}",
+            f"-Duser.timezone=UTC -Xss8m -Dlog4j2.configurationFile={LOG_SETTINGS}",
             "Stopping a query within ``foreachBatch`` overflows the default stack. The "
             "last option hides irrelevant output.",
         ),
@@ -75,7 +68,7 @@ def own_settings(
         ),
         Setting(
             "spark.sql.warehouse.dir",
-            str(temporary / "synapse-replication-warehouse"),
+            f"{tempfile.gettempdir()}/synapse-replication-warehouse",
             "Otherwise, Spark would create it in the working directory.",
         ),
         Setting(
