@@ -191,11 +191,10 @@ class PostgresStream:
 
         A committed id normally does not exceed its sequence. So if another writer's
         ``upto_token`` exceeds the known value of the sequence, the sequence is read
-        first. If ``upto_token`` is implausibly far beyond the sequence,
-        the page ends at the sequence's value at the latest, and the result's
-        ``last_token`` is that value. A smaller distance is accepted: after a failover
-        to a standby, a sequence may be slightly behind announced positions until a
-        writer advances it.
+        first. If ``upto_token`` is implausibly far beyond the sequence, the page ends
+        at the sequence's value at the latest, and the result's ``last_token`` is that
+        value. A smaller distance is accepted: after a failover to a standby, a sequence
+        may be slightly behind announced positions until a writer advances it.
 
         If the database is a standby, the page ends at the writer's stored position in
         the same snapshot: the standby may not have replayed rows above it.
@@ -234,7 +233,7 @@ class PostgresStream:
 
         name = self.description.name
         try:
-            # Each statement has a snapshot of its own, in a transaction, too.
+            # No statement needs the snapshot of another: later ones only see more.
             page, last = await self._database.transact(
                 f"catch_up_{name}", read, autocommit=True
             )
