@@ -21,7 +21,7 @@ def add_checksum(text: bytes) -> bytes:
     return b'%b%b%08x"}\n' % (text[:-1], _KEY, crc32(text))
 
 
-def check_checksum(line: bytes) -> bytes:
+def strip_checksum(line: bytes) -> bytes:
     """Return the text of a line without its checksum; a line may have none.
 
     :param line: the line, with its line end.

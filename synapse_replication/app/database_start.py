@@ -40,12 +40,11 @@ def _writes_database(options: ReplicationOptions) -> bool:
     )
 
 
-async def check_database(
+async def wait_for_database(
     options: ReplicationOptions, database: Database, clock: ReactorClock
 ) -> DatabaseRole:
-    """Check that the database can be used, once it is available.
+    """Wait until the database is available; return what kind of server it is.
 
-    :return: what kind of server it is.
     :raises ConfigError: if the database is a standby, and this process writes to it, or
         reads a stream without stored positions.
     """

@@ -42,7 +42,7 @@ from typing import Any
 
 from twisted.logger import Logger
 
-from synapse_replication.checksums import add_checksum, check_checksum
+from synapse_replication.checksums import add_checksum, strip_checksum
 from synapse_replication.durable import open_private
 from synapse_replication.errors import StorageError, StreamConfigurationError
 from synapse_replication.streams.rows import decode_json, encode_json
@@ -98,7 +98,7 @@ class JournalSink:
             if not line.endswith(b"\n"):
                 break
             try:
-                self._restore(decode_json(check_checksum(line)))
+                self._restore(decode_json(strip_checksum(line)))
             except (ValueError, KeyError, TypeError) as error:
                 if number == 1:
                     raise StorageError(

@@ -52,7 +52,7 @@ from synapse_replication.errors import ConfigError, RemoteProtocolError
 from synapse_replication.handlers.host_parts import ReactorClock
 from synapse_replication.handlers.interfaces import Clock
 from synapse_replication.handlers.observer import CompositeObserver
-from synapse_replication.handlers.timer import Repeater, Timer
+from synapse_replication.handlers.timer import Repeater
 from synapse_replication.http.agent import make_agent
 from synapse_replication.http.client import HttpCatchUpClient
 from synapse_replication.instrumentation.logs import LoggingObserver
@@ -121,27 +121,23 @@ class InstanceWatch:
     _known: dict[str, _Instance] = attrs.field(factory=dict, init=False)
     #: How many answers in a row are missing, by instance.
     _misses: dict[str, int] = attrs.field(factory=dict, init=False)
-    _timer: Timer = attrs.field(init=False)
-    _is_running: bool = attrs.field(default=False, init=False)
+    _repeater: Repeater = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._timer = Timer(self._clock)
+        self._repeater = Repeater(self._clock, ASK_INTERVAL, self._ask)
 
     def start(self) -> None:
         """Begin to ask."""
-        self._is_running = True
-        self._ask()
+        self._repeater.start()
 
     def stop(self) -> None:
         """Stop asking."""
-        self._is_running = False
-        self._timer.stop()
+        self._repeater.stop()
 
     def _ask(self) -> None:
-        if self._is_running:
-            self._timer.start(ASK_INTERVAL, self._ask)
-            asking = Deferred.fromCoroutine(ask_instances(self._fetch, self._names))
-            asking.addCallbacks(self._answered, self._failed)
+        # Returns no Deferred: an instance that is frozen does not delay the next round.
+        asking = Deferred.fromCoroutine(ask_instances(self._fetch, self._names))
+        asking.addCallbacks(self._answered, self._failed)
 
     def _failed(self, failure: Failure) -> None:
         _log.failure("Cannot ask the instances", failure)
@@ -149,9 +145,9 @@ class InstanceWatch:
     def _answered(self, reports: list[InstanceReport]) -> None:
         now = self._clock.seconds()
         for report in reports:
-            self._note(report, now)
+            self._update(report, now)
 
-    def _note(self, report: InstanceReport, now: float) -> None:
+    def _update(self, report: InstanceReport, now: float) -> None:
         is_missing = report.state is InstanceState.FAILED
         self._misses[report.name] = misses = (
             self._misses.get(report.name, 0) + 1 if is_missing else 0
@@ -212,29 +208,29 @@ class SessionWatch:
     _database: TransactionRunner
     _streams: Mapping[str, IdStream]
     _found: dict[str, tuple[int, StuckId]] = attrs.field(factory=dict, init=False)
-    _looks: Repeater = attrs.field(init=False)
+    _repeater: Repeater = attrs.field(init=False)
     _has_tables: bool = attrs.field(default=False, init=False)
-    #: Why the last look failed; empty if it did not.
+    #: Why the last query failed; empty if it did not.
     problem: str = attrs.field(default="", init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._looks = Repeater(self._clock, SESSION_INTERVAL, self._look)
+        self._repeater = Repeater(self._clock, SESSION_INTERVAL, self._query)
 
     def start(self) -> None:
-        """Begin to look."""
-        self._looks.start()
+        """Begin to query the database."""
+        self._repeater.start()
 
     def stop(self) -> None:
-        """Stop looking."""
-        self._looks.stop()
+        """Stop querying."""
+        self._repeater.stop()
 
     def stuck(self) -> tuple[StuckId, ...]:
         """Return the ids that were found to be stuck twice in a row."""
-        return tuple(each for looks, each in self._found.values() if looks > 1)
+        return tuple(each for times, each in self._found.values() if times > 1)
 
-    def _look(self) -> Deferred[None]:
-        looking = self._database.transact("find_stuck_sessions", self._read)
-        return looking.addCallbacks(self._compare, self._failed)
+    def _query(self) -> Deferred[None]:
+        querying = self._database.transact("find_stuck_sessions", self._read)
+        return querying.addCallbacks(self._compare, self._failed)
 
     def _read(self, txn: Any) -> dict[str, tuple[Session, int]]:
         txn.execute("SET TRANSACTION READ ONLY")
@@ -254,10 +250,10 @@ class SessionWatch:
 
     def _compare(self, found: Mapping[str, tuple[Session, int]]) -> None:
         self.problem = ""
-        looks = {name: each[0] for name, each in self._found.items()}
+        times = {name: each[0] for name, each in self._found.items()}
         self._found = {
             name: (
-                looks.get(name, 0) + 1,
+                times.get(name, 0) + 1,
                 StuckId(
                     name,
                     id_,

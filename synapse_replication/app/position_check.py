@@ -224,7 +224,7 @@ class StoredPositionCheck:
             key: reading.stored[key] for key in self._writers if key in reading.stored
         }
         if not reading.is_standby:
-            self._look_for_set_back(found, stored)
+            self._report_set_back(found, stored)
             self._timeline = found.timeline
         self._stored = tokens = stored | {
             key: token
@@ -241,7 +241,7 @@ class StoredPositionCheck:
         else:
             self._schedule()
 
-    def _look_for_set_back(self, found: _Found, stored: Tokens) -> None:
+    def _report_set_back(self, found: _Found, stored: Tokens) -> None:
         lower = {
             key: (token, self._claimed_position(*key))
             for key, token in stored.items()

@@ -27,9 +27,9 @@ from twisted.python.failure import Failure
 from typing_extensions import override
 
 from synapse_replication.app.database_start import (
-    check_database,
     lock_name,
     make_database,
+    wait_for_database,
 )
 from synapse_replication.app.host import PositionsOnlySink, StandaloneHost
 from synapse_replication.app.links import connect_direct_tcp, connect_redis
@@ -327,7 +327,7 @@ class Replication(Service):
             background = host.run_as_background_process
             self._stops.add("ending background work", background.wait)
         if (database := self._database) is not None and options.stored:
-            role = await check_database(options, database, self._clock)
+            role = await wait_for_database(options, database, self._clock)
             if not role.is_read_only:
                 await lock_name(
                     options, database, self._reactor, self._stops, self._name_lost

@@ -158,7 +158,7 @@ def version_problem(version: str | None) -> str | None:
 # -- comparing ----------------------------------------------------------------------
 
 
-def check(
+def find_problems(
     substitutions: Iterable[Substitution],
     modules: Mapping[str, Iterable[Difference]],
 ) -> list[str]:
@@ -169,13 +169,13 @@ def check(
     :return: a description of each difference; empty if there is none.
     """
     substitutions = list(substitutions)
-    problems = [problem for known in substitutions for problem in _check_one(known)]
+    problems = [problem for known in substitutions for problem in _problems_of(known)]
     replaced: dict[str, set[str]] = {}
     for known in substitutions:
         replaced.setdefault(known.module, set()).add(known.name)
-    for module, kept in modules.items():
+    for module, unreplaced in modules.items():
         if module in replaced and module in sys.modules:
-            known_names = replaced[module].union(*(each.names for each in kept))
+            known_names = replaced[module].union(*(each.names for each in unreplaced))
             problems += [
                 f"{module}.{name} is not known to synapse_replication, which replaces "
                 f"this module"
@@ -184,7 +184,7 @@ def check(
     return problems
 
 
-def _check_one(substitution: Substitution) -> Iterator[str]:
+def _problems_of(substitution: Substitution) -> Iterator[str]:
     try:
         module = importlib.import_module(substitution.module)
     except ImportError as error:
@@ -256,7 +256,7 @@ def substitute(
     :raises SubstitutionError: if the installed host differs; nothing is then changed.
     """
     substitutions = list(substitutions)
-    if problems := check(substitutions, modules):
+    if problems := find_problems(substitutions, modules):
         raise SubstitutionError(problems)
     originals: dict[str, object] = {}
     # By the id of the original, which is unique as long as the original is retained.

@@ -156,7 +156,7 @@ def to_batch(rows: Sequence[Sequence[Any]], schema: pa.Schema) -> pa.RecordBatch
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def kept(frame: DataFrame) -> DataFrame:
+def materialise(frame: DataFrame) -> DataFrame:
     """Compute a frame now, and return a frame of the result.
 
     Executors keep the result in memory and on disk until it is not used any more. On a
@@ -171,6 +171,13 @@ def kept(frame: DataFrame) -> DataFrame:
         # Queries of a single partition need no shuffle.
         frame = frame.coalesce(1)
     return frame.localCheckpoint(storageLevel=level)
+
+
+def add_materialised_view(session: SparkSession, name: str, sql: str) -> DataFrame:
+    """Compute the result of a query now, add it as a temporary view, and return it."""
+    result = materialise(session.sql(sql))
+    result.createOrReplaceTempView(name)
+    return result
 
 
 def table_frame(session: SparkSession, table: pa.Table) -> DataFrame:

@@ -24,7 +24,7 @@ import attrs
 import msgspec
 from typing_extensions import override
 
-from synapse_replication.checksums import check_checksum
+from synapse_replication.checksums import strip_checksum
 from synapse_replication.errors import ReplicationError
 
 #: The first bytes of compressed files.
@@ -181,7 +181,7 @@ def parse_record(number: int, text: bytes) -> Record | RecordingError:
     :param number: the line number.
     """
     try:
-        text = check_checksum(text)
+        text = strip_checksum(text)
     except ValueError as error:
         return RecordingError(number, str(error))
     try:

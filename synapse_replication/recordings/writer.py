@@ -28,7 +28,7 @@ from typing import IO, Any, BinaryIO, Final, Literal
 import attrs
 from twisted.logger import Logger
 
-from synapse_replication.checksums import add_checksum, check_checksum
+from synapse_replication.checksums import add_checksum, strip_checksum
 from synapse_replication.durable import open_private, rename_durably
 from synapse_replication.errors import ReplicationError
 from synapse_replication.streams.rows import encode_json
@@ -296,7 +296,7 @@ class _CompleteLines:
             if not line.endswith(b"\n"):
                 return
             try:
-                check_checksum(line)
+                strip_checksum(line)
             except ValueError:
                 self._is_wrong = True
             yield line

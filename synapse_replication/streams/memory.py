@@ -38,7 +38,7 @@ from synapse_replication.errors import (
     StreamClosedError,
     StreamConfigurationError,
 )
-from synapse_replication.streams.pages import check_page, read_page
+from synapse_replication.streams.pages import read_page, to_page
 from synapse_replication.streams.rows import (
     BYTES_PER_ROW,
     MAX_BATCH_LENGTH,
@@ -376,7 +376,7 @@ class MemoryStream:
                 if len(rows) >= limit:
                     return RowsBetween(rows, upto, True)
                 result = await self.get_updates_since(writer, reached, end)
-                page = check_page(result, reached, end)
+                page = to_page(result, reached, end)
                 rows += [
                     PositionedRow(PersistedPosition(writer, token), from_json(row))
                     for token, row in zip(page.tokens, page.values, strict=True)

@@ -104,7 +104,7 @@ def read_page(
     return StreamUpdateResult(updates, upto_token, False)
 
 
-def check_page(
+def to_page(
     result: StreamUpdateResult,
     from_token: int,
     upto_token: int,

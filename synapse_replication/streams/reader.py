@@ -46,7 +46,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 import attrs
 
 from synapse_replication.errors import CatchUpError
-from synapse_replication.streams.pages import Page, check_page
+from synapse_replication.streams.pages import Page, to_page
 from synapse_replication.streams.reader_table import TABLE, ReaderEvent, State
 from synapse_replication.streams.stream import StreamUpdateResult
 
@@ -933,7 +933,7 @@ class Reader:
             upto = min(upto, catch_up.requested_upto)
             if catch_up.rewind_to is not None or upto <= catch_up.cursor:
                 return None
-        page = check_page(result, catch_up.cursor, upto, allow_encoded=True)
+        page = to_page(result, catch_up.cursor, upto, allow_encoded=True)
         is_behind = result.last_token is not None and page.upto_token < upto
         if is_behind and not page.tokens and upto == fetch.upto_token:
             # To ask for the same range again at once would have the same answer.

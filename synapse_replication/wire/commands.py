@@ -56,7 +56,7 @@ def parse_token(text: str) -> int:
     return token
 
 
-def check_name(name: str) -> str:
+def parse_name(name: str) -> str:
     """Return the name if it is safe to store, display and log.
 
     :raises ValueError: if it is empty, too long or not printable. The message does
@@ -139,7 +139,7 @@ class Command(Struct, frozen=True):
     def _name(cls, text: str) -> str:
         """Return the text if it is a valid name of one word."""
         try:
-            return check_name(cls._word(text))
+            return parse_name(cls._word(text))
         except ValueError as error:
             cls._raise_unparsable(error)
 

@@ -75,12 +75,12 @@ class InterleavedGroup(Struct):
 
     def without(self, instance_name: str) -> InterleavedGroup:
         """Return a group without the rows of one writer. It may be empty."""
-        kept = [name != instance_name for name in self.instance_names]
+        is_other = [name != instance_name for name in self.instance_names]
         return InterleavedGroup(
             self.stream_name,
-            list(compress(self.instance_names, kept)),
-            list(compress(self.tokens, kept)),
-            list(compress(self.rows, kept)),
+            list(compress(self.instance_names, is_other)),
+            list(compress(self.tokens, is_other)),
+            list(compress(self.rows, is_other)),
         )
 
     def groups(self) -> Iterator[RdataGroup]:
@@ -208,7 +208,7 @@ def _interleave(known: _OpenGroup, items: list[ReceivedItem]) -> _OpenGroup:
 @lru_cache(maxsize=1024)
 def _read_name(name: bytes) -> str:
     """Decode and validate a name; valid names are cached."""
-    return commands.check_name(name.decode())
+    return commands.parse_name(name.decode())
 
 
 def _read_token(text: bytes) -> int | None:
@@ -224,7 +224,7 @@ def _read_older_row(line: bytes) -> RdataGroup | None:
         stream_name, instance_name, token, row = fields
         tokens = [_read_token(token.encode())]
         return RdataGroup(
-            commands.check_name(stream_name), instance_name, tokens, [row.encode()]
+            commands.parse_name(stream_name), instance_name, tokens, [row.encode()]
         )
     except ValueError:
         return None

@@ -20,8 +20,8 @@ from synapse_replication.dropin.substitution import (
     Difference,
     Substitution,
     SubstitutionError,
-    check,
     choose,
+    find_problems,
     substitute,
     version_problem,
 )
@@ -95,7 +95,7 @@ class CheckTests(_HostCase):
 
     def check_one(self, ours: Any, **changes: Any) -> list[str]:
         """Compare the class of the host with a replacement."""
-        return check([self.known(replacement=ours, **changes)], {})
+        return find_problems([self.known(replacement=ours, **changes)], {})
 
     def test_same(self) -> None:
         """A replacement with all public names of the host has no problem."""
@@ -107,7 +107,7 @@ class CheckTests(_HostCase):
             ({"module": "fakehost.gone"}, "fakehost.gone.Theirs cannot be replaced"),
             ({"name": "Gone"}, "fakehost.defining.Gone is missing"),
         ):
-            (problem,) = check([self.known(**changes)], {})
+            (problem,) = find_problems([self.known(**changes)], {})
             self.assertIn(expected, problem)
 
     def test_every_name(self) -> None:
@@ -186,8 +186,10 @@ class CheckTests(_HostCase):
         class Replaced: ...
 
         known = self.known(module="newhost", name="Replaced", replacement=Replaced)
-        kept = Difference("logger", "a logger")
-        (problem,) = check([known], {"newhost": (kept,), "not.replaced": ()})
+        unreplaced = Difference("logger", "a logger")
+        (problem,) = find_problems(
+            [known], {"newhost": (unreplaced,), "not.replaced": ()}
+        )
         self.assertIn("newhost.New is not known", problem)
 
 

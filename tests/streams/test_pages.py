@@ -6,9 +6,9 @@ from synapse_replication.errors import CatchUpError
 from synapse_replication.streams.pages import (
     PAGE_BYTES,
     Page,
-    check_page,
     gather_batches,
     read_page,
+    to_page,
 )
 from synapse_replication.streams.rows import MAX_VALUES
 from synapse_replication.streams.stream import EncodedUpdates, StreamUpdateResult
@@ -20,45 +20,45 @@ class CheckPageTests(SynchronousTestCase):
     def test_gathers_by_token(self) -> None:
         """Rows of one token are grouped, in order."""
         result = StreamUpdateResult([(3, "a"), (3, "b"), (5, "c")], 9, False)
-        self.assertEqual(check_page(result, 2, 9), Page([3, 3, 5], ["a", "b", "c"], 9))
+        self.assertEqual(to_page(result, 2, 9), Page([3, 3, 5], ["a", "b", "c"], 9))
         self.assertEqual(
-            list(check_page(result, 2, 9).batches()), [(3, ["a", "b"]), (5, ["c"])]
+            list(to_page(result, 2, 9).batches()), [(3, ["a", "b"]), (5, ["c"])]
         )
         self.assertEqual(list(Page([], [], 9).batches()), [])
 
     def test_skips_rows_outside_the_range(self) -> None:
         """Rows outside the range are skipped, and the page ends within it."""
         result = StreamUpdateResult([(2, "a"), (3, "b"), (10, "c")], 12, False)
-        self.assertEqual(check_page(result, 2, 9), Page([3], ["b"], 9))
+        self.assertEqual(to_page(result, 2, 9), Page([3], ["b"], 9))
 
     def test_skips_rows_beyond_a_limited_answer(self) -> None:
         """Rows above the answer's ``upto_token`` are skipped, to be fetched again."""
         result = StreamUpdateResult([(3, "a"), (4, "b")], 3, True)
-        self.assertEqual(check_page(result, 2, 9), Page([3], ["a"], 3))
+        self.assertEqual(to_page(result, 2, 9), Page([3], ["a"], 3))
 
     def test_sorts(self) -> None:
         """Rows are sorted by token."""
         result = StreamUpdateResult([(5, "c"), (3, "a"), (5, "d")], 9, False)
-        self.assertEqual(check_page(result, 2, 9), Page([3, 5, 5], ["a", "c", "d"], 9))
+        self.assertEqual(to_page(result, 2, 9), Page([3, 5, 5], ["a", "c", "d"], 9))
 
     def test_encoded_rows(self) -> None:
         """Encoded rows stay encoded with ``allow_encoded``, and are decoded without."""
         updates = EncodedUpdates([(5, '["c"]'), (3, '["a"]'), (5, '["d"]'), (9, "1")])
         result = StreamUpdateResult(updates, 5, True)
         self.assertEqual(
-            check_page(result, 2, 9, allow_encoded=True),
+            to_page(result, 2, 9, allow_encoded=True),
             Page([3, 5, 5], ['["a"]', '["c"]', '["d"]'], 5, True),
         )
         self.assertEqual(
-            check_page(result, 2, 9), Page([3, 5, 5], [["a"], ["c"], ["d"]], 5)
+            to_page(result, 2, 9), Page([3, 5, 5], [["a"], ["c"], ["d"]], 5)
         )
         plain = StreamUpdateResult([(3, "a")], 5, True)
-        self.assertFalse(check_page(plain, 2, 9, allow_encoded=True).is_encoded)
+        self.assertFalse(to_page(plain, 2, 9, allow_encoded=True).is_encoded)
 
     def test_answer_without_progress(self) -> None:
         """An answer without progress raises an error that names the range."""
         with self.assertRaisesRegex(CatchUpError, r"up to 2, .* \(2, 9\]"):
-            check_page(StreamUpdateResult([], 2, True), 2, 9)
+            to_page(StreamUpdateResult([], 2, True), 2, 9)
 
 
 class ReadPageTests(SynchronousTestCase):

@@ -14,7 +14,7 @@ from synapse_replication.handlers.events import LateRows, RowsUnannounced
 from synapse_replication.handlers.interfaces import LateRowSink
 from synapse_replication.handlers.receiving.context import StreamContext
 from synapse_replication.handlers.receiving.decoding import RowDecoder
-from synapse_replication.streams.pages import check_page
+from synapse_replication.streams.pages import to_page
 from synapse_replication.streams.token_ledger import TokenLedger
 
 #: The most rows of a writer that are delivered late at once, and the delay before a
@@ -127,7 +127,7 @@ class LateRowDelivery:
         context, sink = self._context, self._context.sink
         assert isinstance(sink, LateRowSink)
         result = await context.stream.get_updates_since(self._name, token - 1, token)
-        page = check_page(result, token - 1, token, allow_encoded=True)
+        page = to_page(result, token - 1, token, allow_encoded=True)
         batches = self._decoder.decode_page(self._name, page, skips_invalid=True)
         for at, rows in batches:
             waiting = rows and sink.on_late_rdata(context.name, self._name, at, rows)

@@ -47,7 +47,7 @@ from synapse_replication.handlers.interfaces import ReplicationHost
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.handlers.sending.command_sender import CommandSender
 from synapse_replication.handlers.timer import Timer
-from synapse_replication.streams.pages import Page, check_page, gather_batches
+from synapse_replication.streams.pages import Page, gather_batches, to_page
 from synapse_replication.streams.rows import compact_json_rows, encode_json_rows
 from synapse_replication.streams.stream import JsonValue, Stream
 
@@ -258,7 +258,7 @@ class ReplicationStreamer:
             result = await stream.get_updates_since(
                 self._host.identity.instance_name, last_sent, upto_token
             )
-            page = check_page(result, last_sent, upto_token, allow_encoded=True)
+            page = to_page(result, last_sent, upto_token, allow_encoded=True)
         remaining = self._send_rows(stream, page)
         if remaining is not None:
             if not _may_reset(stream):

@@ -281,9 +281,11 @@ class StatusObserver(ReplicationObserver):
     def _position_refuted(self, event: events.PositionRefuted) -> None:
         writer = self._writers.get((event.stream_name, event.instance_name))
         if writer is not None:
-            kept = [each for each in writer.undelivered if each[0] <= event.last_token]
-            writer.undelivered = kept
-            writer.announced = kept[-1][0] if kept else writer.position
+            undelivered = [
+                each for each in writer.undelivered if each[0] <= event.last_token
+            ]
+            writer.undelivered = undelivered
+            writer.announced = undelivered[-1][0] if undelivered else writer.position
 
     @handles(events.AheadOfWriter)
     def _ahead_of_writer(self, event: events.AheadOfWriter) -> None:

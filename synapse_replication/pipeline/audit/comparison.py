@@ -1,12 +1,12 @@
 """The comparison of recordings, tables and archive: Spark SQL on executors.
 
 Theory of operation: the statements of ``checks.sql`` build on each other. The results
-that several statements read are computed once and kept by Spark: first the recorded
-lines in their order, and the words, of which there are at least 64 times fewer than
-rows in a healthy deployment; then the ids that have to be examined, and what is derived
-from them, which grow with the differences between tables, archive and recordings. To
-plan a statement takes longer than to run it on few rows, so those that can have no
-result, because a view that they need is empty, are left out.
+that several statements read are materialised: first the recorded lines in their order,
+and the words, of which there are at least 64 times fewer than rows in a healthy
+deployment; then the ids that have to be examined, and what is derived from them, which
+grow with the differences between tables, archive and recordings. To plan a statement
+takes longer than to run it on few rows, so those that can have no result, because a
+view that they need is empty, are left out.
 
 Nothing that grows with the number of rows, lines or differences reaches this process:
 the number of findings of each kind and stream is bounded, and so is the evidence of
@@ -26,7 +26,7 @@ import pyarrow as pa
 from synapse_replication.data_files import read_queries
 from synapse_replication.pipeline.audit.facts import AuditedStream
 from synapse_replication.pipeline.audit.findings import AuditFinding, to_json
-from synapse_replication.pipeline.scan import kept, table_frame
+from synapse_replication.pipeline.scan import add_materialised_view, table_frame
 from synapse_replication.pipeline.schemas import (
     FINDINGS_SCHEMA,
     WIRE_SCHEMA,
@@ -152,11 +152,11 @@ def compare(session: SparkSession, inputs: Inputs) -> list[AuditFinding]:
         _add_view(session, "lines")
     else:
         inputs.wire.createOrReplaceTempView("wire")
-        _add_kept(session, "lines")
+        _materialise(session, "lines")
     for name in ("tokens", "claims", "spans"):
         _add_view(session, name)
-    _add_kept(session, "words")
-    _add_kept(session, "ids")
+    _materialise(session, "words")
+    _materialise(session, "ids")
     empty = set()
     if inputs.wire is None:
         empty.add("wire")
@@ -171,7 +171,7 @@ def compare(session: SparkSession, inputs: Inputs) -> list[AuditFinding]:
             _add_view(session, "archive_again")
     _add_view(session, "farthest")
     for name, needed in _DERIVED.items():
-        if needed in empty or _add_kept(session, name).isEmpty():
+        if needed in empty or _materialise(session, name).isEmpty():
             empty.add(name)
     chosen = [name for name, needed in _FINDINGS.items() if needed not in empty]
     union = "\nUNION ALL\n".join(_QUERIES[name] for name in chosen)
@@ -202,8 +202,5 @@ def _add_view(session: SparkSession, name: str) -> None:
     session.sql(_QUERIES[name]).createOrReplaceTempView(name)
 
 
-def _add_kept(session: SparkSession, name: str) -> DataFrame:
-    """Add the view of a result that is computed now, and only once; return it."""
-    found = kept(session.sql(_QUERIES[name]))
-    found.createOrReplaceTempView(name)
-    return found
+def _materialise(session: SparkSession, name: str) -> DataFrame:
+    return add_materialised_view(session, name, _QUERIES[name])

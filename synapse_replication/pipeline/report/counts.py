@@ -25,7 +25,11 @@ from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.audit.findings import AuditFinding, notes_of
 from synapse_replication.pipeline.audit.kinds import Severity
 from synapse_replication.pipeline.report.windows import HOUR, MINUTE, choose_window
-from synapse_replication.pipeline.scan import kept, table_frame
+from synapse_replication.pipeline.scan import (
+    add_materialised_view,
+    materialise,
+    table_frame,
+)
 from synapse_replication.pipeline.schemas import ROWS_SCHEMA, WIRE_SCHEMA, with_texts
 from synapse_replication.pipeline.spark.session import few_rows
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS
@@ -159,14 +163,9 @@ def _fetch(session: SparkSession, name: str, **parameters: int) -> Rows:
     return [SimpleNamespace(**row) for row in found.to_pylist()]
 
 
-def _keep(session: SparkSession, view: str, sql: str) -> None:
-    """Compute a result once, and add a view of it."""
-    kept(session.sql(sql)).createOrReplaceTempView(view)
-
-
 def _count_rows(session: SparkSession, data: ReportData, window_s: int | None) -> None:
-    # Reading all rows takes the time: read them once, and keep the sums.
-    sums = kept(session.sql(QUERIES["sums"]))
+    # Reading all rows takes the time: read them once, for the sums.
+    sums = materialise(session.sql(QUERIES["sums"]))
     with few_rows(session):
         # They are few: combine the results of the tasks.
         sums.coalesce(1).createOrReplaceTempView("sums")
@@ -180,7 +179,7 @@ def _count_rows(session: SparkSession, data: ReportData, window_s: int | None) -
 
 def _count_lines(session: SparkSession, data: ReportData, window_s: int | None) -> None:
     names = {"rooms": _path_cases("room_id"), "users": _path_cases("user_id")}
-    _keep(session, "lines", QUERIES["lines"].format_map(names))
+    add_materialised_view(session, "lines", QUERIES["lines"].format_map(names))
     (span,) = _fetch(session, "span")
     data.wire_relative = span.first is None
     if data.wire_relative:
@@ -188,7 +187,7 @@ def _count_lines(session: SparkSession, data: ReportData, window_s: int | None) 
         since.createOrReplaceTempView("lines")
         (span,) = _fetch(session, "span")
     window = data.wire_window = _window(window_s, span.first, span.last)
-    _keep(session, "arrived", QUERIES["arrived"])
+    add_materialised_view(session, "arrived", QUERIES["arrived"])
     data.arrived = _fetch(session, "arrived_over_time", window=window)
     if not data.wire_relative:
         session.sql(QUERIES["late"]).createOrReplaceTempView("late")

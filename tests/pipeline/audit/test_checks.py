@@ -190,13 +190,13 @@ class EmptyTests(SynchronousTestCase):
     def computed(self, **given: Any) -> tuple[list[str], set[str]]:
         """Compare inputs; return the computed results, and the kinds of findings."""
         names: list[str] = []
-        add = comparison._add_kept
+        add = comparison._materialise
 
-        def add_kept(session: Any, name: str) -> Any:
+        def materialise(session: Any, name: str) -> Any:
             names.append(name)
             return add(session, name)
 
-        self.patch(comparison, "_add_kept", add_kept)
+        self.patch(comparison, "_materialise", materialise)
         return names, {each.kind for each in Deployment(**given).audit()}
 
     def test_without_recordings(self) -> None:
