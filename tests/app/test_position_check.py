@@ -15,11 +15,11 @@ from synapse_replication.app.position_check import (
     SKIPPED,
     StoredPositionCheck,
 )
-from synapse_replication.handlers.events import DatabaseSetBack
 from synapse_replication.storage.database import Database
 from synapse_replication.storage.id_streams import IdStream
 from synapse_replication.streams.id_column import IdColumn
-from tests.storage.doubles import FakeReactor, PostgresMixin, RecordingObserver
+from tests.storage.doubles import FakeReactor, PostgresMixin
+from tests.support.recording_observer import RecordingObserver
 
 INTERVAL = 5.0
 
@@ -149,8 +149,8 @@ class StoredPositionCheckTests(PostgresMixin, TestCase):
         self.assertEqual(
             self.observer.set_back,
             [
-                DatabaseSetBack("foo", "w1", 3, 9),
-                DatabaseSetBack("foo", "w2", 4, 5),
+                ("foo", "w1", 3, 9),
+                ("foo", "w2", 4, 5),
             ],
         )
         await self.read()
@@ -174,7 +174,7 @@ class StoredPositionCheckTests(PostgresMixin, TestCase):
         await self.read()
         self.assertEqual(
             self.observer.set_back,
-            [DatabaseSetBack("foo", "w1", 5, 9), DatabaseSetBack("foo", "w2", 5, 8)],
+            [("foo", "w1", 5, 9), ("foo", "w2", 5, 8)],
         )
         self.assertIn("timeline changed", str(self.observer.failures))
 

@@ -23,7 +23,7 @@ from synapse_replication.tcp.factory import (
 from synapse_replication.wire.close_reason import CloseReason
 from synapse_replication.wire.pending_lines import PendingLimit
 from synapse_replication.wire.rdata import RdataGroup, ReceivedItem, rdata_lines
-from tests.tcp.doubles import RecordingObserver
+from tests.support.recording_observer import RecordingObserver
 
 #: Text of a row.
 TEXT = b'["' + b"x" * 1000 + b'"]'

@@ -11,13 +11,13 @@ from twisted.internet.error import ConnectionDone
 from twisted.internet.interfaces import ISystemHandle
 from twisted.internet.testing import MemoryReactorClock, StringTransport
 from twisted.python.failure import Failure
+from typing_extensions import override
 from zope.interface import directlyProvides
 
 from synapse_replication.handlers.events import (
     CommandsDropped,
     ConnectFailed,
-    ExternalCacheGet,
-    ExternalCacheSet,
+    Event,
     FeatureUnavailable,
     LineRefused,
     LinkDown,
@@ -25,11 +25,11 @@ from synapse_replication.handlers.events import (
     OperationFailed,
 )
 from synapse_replication.handlers.interfaces import ReplicationConnection
-from synapse_replication.handlers.observer import ReplicationObserver, handles
 from synapse_replication.redis.link import RedisReplicationLink
 from synapse_replication.redis.options import RedisOptions
 from synapse_replication.wire.commands import PositionCommand, ReplicateCommand
 from synapse_replication.wire.rdata import RdataGroup, ReceivedItem
+from tests.support.recording_observer import RecordingObserver
 
 _INFO = b"id=7 addr=203.0.113.7:4711 laddr=192.0.2.1:6379 fd=8 name= age=0\n"
 #: The answer of Redis to CLIENT INFO.
@@ -71,58 +71,31 @@ class Events:
         return waiter
 
 
-class RecordingObserver(ReplicationObserver):
-    """An observer that adds its calls to the events."""
+class OrderedObserver(RecordingObserver):
+    """An observer that also adds events to those of a handler, in order."""
 
     def __init__(self, events: Events) -> None:
-        self.events = events
-        self.sent: dict[str, int] = {}
-        self.received: dict[str, int] = {}
-        self.cache: list[tuple[object, ...]] = []
+        super().__init__()
+        self._events = events
 
-    @handles(LinkUp)
-    def _link_up(self, event: LinkUp) -> None:
-        self.events.add(("made", event.connection))
-
-    @handles(LinkDown)
-    def _link_down(self, event: LinkDown) -> None:
-        self.events.add(("lost", event.connection, event.reason, event.why))
-
-    @handles(ConnectFailed)
-    def _connect_failed(self, event: ConnectFailed) -> None:
-        self.events.add(("again", event.connection, event.why, event.retry_in))
-
-    def commands_sent(self, connection: str, command: str, count: int) -> None:
-        self.sent[command] = self.sent.get(command, 0) + count
-
-    def commands_received(self, connection: str, command: str, count: int) -> None:
-        self.received[command] = self.received.get(command, 0) + count
-
-    @handles(LineRefused)
-    def _line_refused(self, event: LineRefused) -> None:
-        self.events.add(("refused", str(event.error)))
-
-    @handles(CommandsDropped)
-    def _commands_dropped(self, event: CommandsDropped) -> None:
-        self.events.add(
-            ("commands_dropped", event.command, event.reason.value, event.count)
-        )
-
-    @handles(FeatureUnavailable)
-    def _feature_unavailable(self, event: FeatureUnavailable) -> None:
-        self.events.add(("unavailable", event.feature, event.why))
-
-    @handles(OperationFailed)
-    def _operation_failed(self, event: OperationFailed) -> None:
-        self.events.add(("failure", event.what, str(event.error)))
-
-    @handles(ExternalCacheSet)
-    def _external_cache_set(self, event: ExternalCacheSet) -> None:
-        self.cache.append(("set", event.cache_name))
-
-    @handles(ExternalCacheGet)
-    def _external_cache_get(self, event: ExternalCacheGet) -> None:
-        self.cache.append(("get", event.cache_name, event.hit))
+    @override
+    def observe(self, event: Event) -> None:
+        super().observe(event)
+        match event:
+            case LinkUp(connection=connection):
+                self._events.add(("made", connection))
+            case LinkDown(connection=connection, reason=reason, why=why):
+                self._events.add(("lost", connection, reason, why))
+            case ConnectFailed(connection=connection, why=why, retry_in=delay):
+                self._events.add(("again", connection, why, delay))
+            case LineRefused(error=error):
+                self._events.add(("refused", str(error)))
+            case CommandsDropped(command=command, reason=cause, count=count):
+                self._events.add(("commands_dropped", command, cause.value, count))
+            case FeatureUnavailable(feature=feature, why=why):
+                self._events.add(("unavailable", feature, why))
+            case OperationFailed(what=what, error=failure):
+                self._events.add(("failure", what, str(failure)))
 
 
 class RecordingHandler:
@@ -219,7 +192,7 @@ class MemoryLink:
         # So that the factories and connectors are those of the reactor.
         self.reactor.nameResolver = None  # type: ignore[assignment]
         self.events = Events()
-        self.observer = RecordingObserver(self.events)
+        self.observer = OrderedObserver(self.events)
         self.handler = RecordingHandler(self.events)
         self.link = RedisReplicationLink(
             self.reactor,

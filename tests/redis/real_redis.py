@@ -15,7 +15,7 @@ from synapse_replication.redis.link import RedisReplicationLink
 from synapse_replication.redis.options import RedisOptions
 from synapse_replication.testing.servers import PrivateRedis
 from synapse_replication.wire.commands import Command, PositionCommand
-from tests.redis.doubles import Events, RecordingHandler, RecordingObserver, rdata
+from tests.redis.doubles import Events, OrderedObserver, RecordingHandler, rdata
 
 
 class Peer:
@@ -43,7 +43,7 @@ class Peer:
     ) -> None:
         self._reactor = reactor
         self.events = Events()
-        self.observer = RecordingObserver(self.events)
+        self.observer = OrderedObserver(self.events)
         self.handler = RecordingHandler(self.events)
         self.instance_name = instance_name
         self.token = 0

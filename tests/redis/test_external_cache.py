@@ -14,7 +14,7 @@ from synapse_replication.redis.external_cache import ExternalCache
 from synapse_replication.redis.link import RedisReplicationLink
 from synapse_replication.redis.options import RedisOptions
 from synapse_replication.testing.servers import shared_redis
-from tests.redis.doubles import Events, MemoryLink, RecordingHandler, RecordingObserver
+from tests.redis.doubles import Events, MemoryLink, OrderedObserver, RecordingHandler
 
 
 class WithRedisTests(TestCase):
@@ -28,7 +28,7 @@ class WithRedisTests(TestCase):
 
         reactor: Any = untyped_reactor
         events = Events()
-        observer = RecordingObserver(events)
+        observer = OrderedObserver(events)
         link = RedisReplicationLink(
             reactor,
             RedisOptions(path=str(shared_redis().socket_path)),

@@ -17,7 +17,7 @@ from synapse_replication.redis.fencing import (
     NameFence,
     PublisherName,
 )
-from tests.redis.doubles import Events, RecordingObserver
+from tests.redis.doubles import Events, OrderedObserver
 
 _INFO = b"id=7 addr=203.0.113.7:4711 name="
 
@@ -25,7 +25,7 @@ _INFO = b"id=7 addr=203.0.113.7:4711 name="
 class FencingTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.events = Events()
-        self.state = LostConnections(RecordingObserver(self.events))
+        self.state = LostConnections(OrderedObserver(self.events))
         self.commands: list[tuple[tuple[str, ...], Deferred[Any]]] = []
 
     def fence(self, *, is_possible: bool = True) -> ConnectionFence:
@@ -141,7 +141,7 @@ class NameFenceTests(SynchronousTestCase):
         self.confirmations: list[Deferred[None]] = []
         self.commands: list[tuple[tuple[str, ...], Deferred[Any]]] = []
         self.name = PublisherName(
-            RecordingObserver(self.events), "hs", "wé", lambda: self.confirm
+            OrderedObserver(self.events), "hs", "wé", lambda: self.confirm
         )
 
     def confirm(self) -> Deferred[None]:

@@ -83,7 +83,7 @@ class RedisSenderTests(RedisSenderTestCase):
                 )
             ],
         )
-        self.assertEqual(self.memory.observer.sent["RDATA"], 3)
+        self.assertEqual(self.memory.observer.sent_commands["redis_out", "RDATA"], 3)
         self.end_turn()
         self.assertEqual(self.written, [])
 

@@ -27,8 +27,8 @@ from synapse_replication.testing.server_binaries import find_redis, has_tls
 from synapse_replication.testing.servers import RedisTls
 from tests.redis.doubles import (
     Events,
+    OrderedObserver,
     RecordingHandler,
-    RecordingObserver,
     RecordingTransport,
 )
 from tests.redis.real_redis import RealRedisTestCase
@@ -57,7 +57,7 @@ class SentinelTests(SynchronousTestCase):
             RedisOptions(password="hush", sentinel=sentinel),
             "hs",
             RecordingHandler(self.events),
-            RecordingObserver(self.events),
+            OrderedObserver(self.events),
             lambda count: None,
         )
         self.link.start()

@@ -163,7 +163,10 @@ class RedisSubscriberTests(SynchronousTestCase):
             ],
         )
         self.assertEqual(second, [RdataGroup("events", "writer", [3], [b"[3]"])])
-        self.assertEqual(memory.observer.received, {"RDATA": 3, "POSITION": 1})
+        self.assertEqual(
+            memory.observer.received_commands,
+            {("redis", "RDATA"): 3, ("redis", "POSITION"): 1},
+        )
 
     def test_bad_line(self) -> None:
         """

@@ -11,15 +11,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock, deferLater
 from twisted.python.failure import Failure
 
-from synapse_replication.handlers.events import (
-    DatabaseSetBack,
-    OperationFailed,
-    PositionPersistBegun,
-    PositionPersisted,
-    PositionPersistFailed,
-)
 from synapse_replication.handlers.interfaces import DelayedCall
-from synapse_replication.handlers.observer import ReplicationObserver, handles
 from synapse_replication.storage import queries
 from synapse_replication.storage.database import connect
 from synapse_replication.storage.id_streams import (
@@ -159,37 +151,6 @@ class SteppedDatabase:
             if self.waiting:
                 self.run()
             self.answer()
-
-
-class RecordingObserver(ReplicationObserver):
-    """Records failures and persisted positions."""
-
-    def __init__(self) -> None:
-        self.failures: list[tuple[str, BaseException]] = []
-        self.set_back: list[DatabaseSetBack] = []
-        self.begun: list[int] = []
-        self.persisted: list[int] = []
-        self.not_persisted: list[int] = []
-
-    @handles(PositionPersistBegun)
-    def _position_persist_begun(self, event: PositionPersistBegun) -> None:
-        self.begun.append(event.token)
-
-    @handles(PositionPersisted)
-    def _position_persisted(self, event: PositionPersisted) -> None:
-        self.persisted.append(event.token)
-
-    @handles(PositionPersistFailed)
-    def _position_persist_failed(self, event: PositionPersistFailed) -> None:
-        self.not_persisted.append(event.token)
-
-    @handles(DatabaseSetBack)
-    def _database_set_back(self, event: DatabaseSetBack) -> None:
-        self.set_back.append(event)
-
-    @handles(OperationFailed)
-    def _operation_failed(self, event: OperationFailed) -> None:
-        self.failures.append((event.what, event.error))
 
 
 #: The schema of a test's database, with the sequence as Synapse creates it.

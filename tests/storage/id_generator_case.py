@@ -15,9 +15,9 @@ from synapse_replication.streams.id_column import IdColumn
 from synapse_replication.streams.writer_positions import WriterPositions
 from tests.storage.doubles import (
     FakeReactor,
-    RecordingObserver,
     SteppedDatabase,
 )
+from tests.support.recording_observer import RecordingObserver
 
 
 def foobar(*writers: str, negative: bool = False) -> IdStream:

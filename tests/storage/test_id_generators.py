@@ -219,7 +219,7 @@ class SteppedTests(SteppedTestCase):
         self.database.settle()
         self.assertEqual(self.database.persisted, [8])
         self.assertEqual(self.observer.persisted, [8])
-        self.assertEqual(self.observer.begun, [8, 8])
+        self.assertEqual(self.observer.persisting, [8, 8])
         self.assertEqual(self.reactor.getDelayedCalls(), [])
 
     def test_position_is_retried_until_persisted(self) -> None:

@@ -37,6 +37,7 @@ _RECORDED: Mapping[type, str] = {
     events.PeerNamed: "named",
     events.DuplicateInstance: "duplicates",
     events.OperationFailed: "failures",
+    events.LineRefused: "refused",
 }
 
 
@@ -46,7 +47,18 @@ class RecordingObserver(ReplicationObserver):
     :ivar discards: numbers of discarded rows, positions and commands, by (stream or
         command, writer, reason).
     :ivar failures: (description, error) of each reported failure.
-    :ivar refused: the errors of refused lines.
+    :ivar refused: (connection, error) of each refused line.
+    :ivar links: ("made", connection) of each established link, ("lost", connection,
+        reason, text) of each lost one, and ("failed", connection, text) of each failed
+        attempt to connect.
+    :ivar retries: the delays before the next attempts to connect, in s.
+    :ivar received_commands: numbers of received commands, by (connection, command).
+    :ivar sent_commands: the same of sent commands.
+    :ivar cache: ("set", cache) and ("get", cache, whether it was a hit) of each access
+        to the external cache.
+    :ivar persisting: the positions that were about to be persisted.
+    :ivar persisted: those that were persisted.
+    :ivar not_persisted: those of which this failed.
     :ivar processes: the descriptions of the background tasks, in order.
     :ivar open_processes: the number of running background tasks.
     :ivar catch_ups: the catch-up events, in order: one each time that a catch-up
@@ -96,7 +108,15 @@ class RecordingObserver(ReplicationObserver):
     def __init__(self) -> None:
         self.discards: Counter[tuple[str, str, events.DiscardReason]] = Counter()
         self.failures: list[tuple[str, BaseException]] = []
-        self.refused: list[ProtocolError] = []
+        self.refused: list[tuple[str, ProtocolError]] = []
+        self.links: list[tuple[str, ...]] = []
+        self.retries: list[float] = []
+        self.received_commands: Counter[tuple[str, str]] = Counter()
+        self.sent_commands: Counter[tuple[str, str]] = Counter()
+        self.cache: list[tuple[object, ...]] = []
+        self.persisting: list[int] = []
+        self.persisted: list[int] = []
+        self.not_persisted: list[int] = []
         self.unavailable: list[tuple[str, str]] = []
         self.processes: list[str] = []
         self.open_processes = 0
@@ -135,10 +155,6 @@ class RecordingObserver(ReplicationObserver):
         self.refuted: list[tuple[str, str, int, int]] = []
         self.set_back: list[tuple[str, str, int, int]] = []
         self.ahead: list[tuple[str, str, int, int]] = []
-
-    @handles(events.LineRefused)
-    def _line_refused(self, event: events.LineRefused) -> None:
-        self.refused.append(event.error)
 
     @override
     def observe(self, event: events.Event) -> None:
@@ -218,6 +234,47 @@ class RecordingObserver(ReplicationObserver):
     @handles(events.UnknownFields)
     def _unknown_fields(self, event: events.UnknownFields) -> None:
         self.unknown += event.count
+
+    @handles(events.LinkUp)
+    def _link_up(self, event: events.LinkUp) -> None:
+        self.links.append(("made", event.connection))
+
+    @handles(events.LinkDown)
+    def _link_down(self, event: events.LinkDown) -> None:
+        self.links.append(("lost", event.connection, event.reason.value, event.why))
+
+    @handles(events.ConnectFailed)
+    def _connect_failed(self, event: events.ConnectFailed) -> None:
+        self.links.append(("failed", event.connection, event.why))
+        self.retries.append(event.retry_in)
+
+    @override
+    def commands_received(self, connection: str, command: str, count: int) -> None:
+        self.received_commands[connection, command] += count
+
+    @override
+    def commands_sent(self, connection: str, command: str, count: int) -> None:
+        self.sent_commands[connection, command] += count
+
+    @handles(events.ExternalCacheSet)
+    def _external_cache_set(self, event: events.ExternalCacheSet) -> None:
+        self.cache.append(("set", event.cache_name))
+
+    @handles(events.ExternalCacheGet)
+    def _external_cache_get(self, event: events.ExternalCacheGet) -> None:
+        self.cache.append(("get", event.cache_name, event.hit))
+
+    @handles(events.PositionPersistBegun)
+    def _position_persist_begun(self, event: events.PositionPersistBegun) -> None:
+        self.persisting.append(event.token)
+
+    @handles(events.PositionPersisted)
+    def _position_persisted(self, event: events.PositionPersisted) -> None:
+        self.persisted.append(event.token)
+
+    @handles(events.PositionPersistFailed)
+    def _position_persist_failed(self, event: events.PositionPersistFailed) -> None:
+        self.not_persisted.append(event.token)
 
     @handles(events.LinksChanged)
     def _links_changed(self, event: events.LinksChanged) -> None:

@@ -9,16 +9,7 @@ from twisted.internet.task import Clock as TwistedClock
 from twisted.internet.testing import StringTransport
 from twisted.python.failure import Failure
 
-from synapse_replication.errors import ProtocolError
-from synapse_replication.handlers.events import (
-    ConnectFailed,
-    LineRefused,
-    LinkDown,
-    LinkUp,
-    OperationFailed,
-)
 from synapse_replication.handlers.interfaces import DelayedCall, ReplicationConnection
-from synapse_replication.handlers.observer import ReplicationObserver, handles
 from synapse_replication.tcp.protocol import BaseReplicationStreamProtocol
 from synapse_replication.wire.rdata import RdataGroup, ReceivedItem
 
@@ -76,47 +67,6 @@ class RecordingHandler:
         """All received rows."""
         groups = [call for call in self.calls if isinstance(call, RdataGroup)]
         return [row for group in groups for row in group.rows]
-
-
-class RecordingObserver(ReplicationObserver):
-    """An observer that records the events of connections."""
-
-    def __init__(self) -> None:
-        self.received: dict[tuple[str, str], int] = {}
-        self.sent: dict[tuple[str, str], int] = {}
-        self.refused: list[tuple[str, ProtocolError]] = []
-        self.links: list[tuple[str, ...]] = []
-        self.retries: list[float] = []
-        self.failures: list[tuple[str, BaseException]] = []
-
-    @handles(OperationFailed)
-    def _operation_failed(self, event: OperationFailed) -> None:
-        self.failures.append((event.what, event.error))
-
-    def commands_received(self, connection: str, command: str, count: int) -> None:
-        key = connection, command
-        self.received[key] = self.received.get(key, 0) + count
-
-    def commands_sent(self, connection: str, command: str, count: int) -> None:
-        key = connection, command
-        self.sent[key] = self.sent.get(key, 0) + count
-
-    @handles(LineRefused)
-    def _line_refused(self, event: LineRefused) -> None:
-        self.refused.append((event.connection, event.error))
-
-    @handles(LinkUp)
-    def _link_up(self, event: LinkUp) -> None:
-        self.links.append(("made", event.connection))
-
-    @handles(LinkDown)
-    def _link_down(self, event: LinkDown) -> None:
-        self.links.append(("lost", event.connection, event.reason.value, event.why))
-
-    @handles(ConnectFailed)
-    def _connect_failed(self, event: ConnectFailed) -> None:
-        self.links.append(("failed", event.connection, event.why))
-        self.retries.append(event.retry_in)
 
 
 class PausingTransport(StringTransport):

@@ -11,11 +11,11 @@ from synapse_replication.tcp.protocol import (
     ClientReplicationStreamProtocol,
     ServerReplicationStreamProtocol,
 )
+from tests.support.recording_observer import RecordingObserver
 from tests.tcp.doubles import (
     FakeClock,
     PausingTransport,
     RecordingHandler,
-    RecordingObserver,
 )
 
 
@@ -56,7 +56,7 @@ class ProtocolTestCase(SynchronousTestCase):
         protocol = self.make_server()
         protocol.makeConnection(self.transport)
         protocol.dataReceived(b"NAME unnamed\n")
-        self.observer.received.clear()
+        self.observer.received_commands.clear()
         self.transport.take(1000)
         return protocol
 

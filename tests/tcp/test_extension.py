@@ -24,12 +24,11 @@ from synapse_replication.tcp.protocol import BaseReplicationStreamProtocol
 from synapse_replication.testing.doubles import SourceStream
 from synapse_replication.wire.close_reason import CloseReason
 from tests.handlers.fixtures import Row
-from tests.support.recording_observer import RecordingHost
+from tests.support.recording_observer import RecordingHost, RecordingObserver
 from tests.tcp.doubles import (
     FakeClock,
     PausingTransport,
     RecordingHandler,
-    RecordingObserver,
 )
 
 #: The word that a client with the extension adds to its first PING.
@@ -139,8 +138,8 @@ class WireTests(SynchronousTestCase):
         server.dataReceived(b"PING 2 replication_ext/1\nREPLICATION_EXT {}\n")
         self.assertEqual(self.calls[3:], [b"{}"])
         self.assertEqual(self.sent(), b"")
-        self.assertEqual(self.observer.received["w1", "EXTENSION"], 1)
-        self.assertEqual(self.observer.sent["w1", "EXTENSION"], 1)
+        self.assertEqual(self.observer.received_commands["w1", "EXTENSION"], 1)
+        self.assertEqual(self.observer.sent_commands["w1", "EXTENSION"], 1)
 
     def test_down(self) -> None:
         """

@@ -20,11 +20,11 @@ from synapse_replication.tcp.factory import (
     ReplicationStreamProtocolFactory,
 )
 from synapse_replication.tcp.protocol import BaseReplicationStreamProtocol
+from tests.support.recording_observer import RecordingObserver
 from tests.tcp.doubles import (
     FakeClock,
     PausingTransport,
     RecordingHandler,
-    RecordingObserver,
 )
 
 

@@ -110,7 +110,7 @@ class GreetingTests(ProtocolTestCase):
         protocol.dataReceived(b"NAME w1\nREPLICATE\n")
         self.assertEqual(protocol.name, "w1")
         self.assertEqual(
-            self.observer.received, {("w1", "NAME"): 1, ("w1", "REPLICATE"): 1}
+            self.observer.received_commands, {("w1", "NAME"): 1, ("w1", "REPLICATE"): 1}
         )
 
     def test_lost(self) -> None:
@@ -168,7 +168,7 @@ class ReceiveTests(ProtocolTestCase):
         protocol.dataReceived(b"\n".join(lines) + b"\n")
         self.assertEqual(len(self.handler.calls), 2)
         self.assertEqual(self.handler.rows, [b"[]"] * 500)
-        self.assertEqual(self.observer.received, {("unnamed", "RDATA"): 500})
+        self.assertEqual(self.observer.received_commands, {("unnamed", "RDATA"): 500})
 
     def test_unknown_command(self) -> None:
         """An unknown command is reported to the observer; the link stays up."""

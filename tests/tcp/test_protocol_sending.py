@@ -22,7 +22,7 @@ class SendTests(ProtocolTestCase):
         self.assertEqual(
             self.transport.buffer, b"REMOTE_SERVER_UP a\nRDATA 1\nRDATA 2\n"
         )
-        self.assertEqual(self.observer.sent["unnamed", "RDATA"], 2)
+        self.assertEqual(self.observer.sent_commands["unnamed", "RDATA"], 2)
         # A slow peer is disconnected, so the link is never behind.
         self.assertFalse(protocol.is_behind)
 
@@ -45,7 +45,7 @@ class SendTests(ProtocolTestCase):
         self.lose(protocol)
         protocol.send_command(RemoteServerUpCommand("a"))
         self.assertEqual(self.transport.buffer, b"")
-        self.assertNotIn(("unnamed", "REMOTE_SERVER_UP"), self.observer.sent)
+        self.assertNotIn(("unnamed", "REMOTE_SERVER_UP"), self.observer.sent_commands)
 
     def test_producer(self) -> None:
         """The protocol is a streaming producer of its transport."""

@@ -189,7 +189,7 @@ class MessageTests(ExtensionTests):
         self.inject(instance=5)
         self.inject(more=1, still_more=2)
         self.assertEqual(
-            [type(error) for error in self.reader.observer.refused],
+            [type(error) for _, error in self.reader.observer.refused],
             [
                 ExtensionMessageError,
                 UnknownExtensionError,
