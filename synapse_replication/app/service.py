@@ -56,6 +56,7 @@ from synapse_replication.handlers.sending.streamer import (
     ReplicationStreamer,
     StreamerOptions,
 )
+from synapse_replication.handlers.waiters import Waiters
 from synapse_replication.http.client import HttpCatchUpClient, with_retries
 from synapse_replication.instrumentation.prometheus import ReplicationMetrics
 from synapse_replication.instrumentation.status.model import ProcessStatus
@@ -153,7 +154,7 @@ class Replication(Service):
         self.lost: Deferred[None] = Deferred()
         self._starting: Deferred[None] | None = None
         self._began = self._is_up = False
-        self._stop_waiters: list[Deferred[None]] = []
+        self._stop_waiters = Waiters()
         self._is_stopping = self._has_stopped = False
         #: The streams whose received rows were not delivered when a stop gave up.
         self._undelivered: list[str] = []
@@ -281,8 +282,7 @@ class Replication(Service):
             not end the stop.
         """
         super().stopService()  # type: ignore[no-untyped-call]
-        waiting: Deferred[None] = Deferred()
-        self._stop_waiters.append(waiting)
+        waiting = self._stop_waiters.add()
         if not self._is_stopping:
             self._is_stopping = True
             Deferred.fromCoroutine(self._stop()).addBoth(self._stopped)
@@ -290,11 +290,9 @@ class Replication(Service):
             self._stopped(None)
         return waiting
 
-    def _stopped(self, result: Any) -> None:
+    def _stopped(self, failure: Failure | None) -> None:
         self._has_stopped = True
-        waiters, self._stop_waiters = self._stop_waiters, []
-        for waiting in waiters:
-            waiting.callback(result)
+        self._stop_waiters.fire(failure)
 
     # -- for SupervisedProcess --------------------------------------------------------
 

@@ -19,6 +19,7 @@ import attrs
 from twisted.internet.defer import Deferred
 
 from synapse_replication.dropin.host_code import make_yieldable
+from synapse_replication.handlers.waiters import Waiters
 
 _Function = Callable[[], Awaitable[object]]
 
@@ -27,16 +28,15 @@ _Function = Callable[[], Awaitable[object]]
 class _Work:
     """A piece of work; awaiting it follows the host's rules for log contexts.
 
-    :ivar waiters: the Deferreds to fire when the work is done.
+    :ivar waiters: fire when the work is done.
     """
 
     is_done: bool = False
-    waiters: list[Deferred[None]] = attrs.Factory(list)
+    waiters: Waiters = attrs.Factory(Waiters)
 
     def __await__(self) -> Generator[Any, Any, None]:
         if not self.is_done:
-            waiter: Deferred[None] = Deferred()
-            self.waiters.append(waiter)
+            waiter = self.waiters.add()
             # Call make_yieldable() only if the caller has to wait: it suspends the
             # caller's log context until the work has ended.
             yield from make_yieldable(waiter).__await__()
@@ -56,7 +56,7 @@ class BackgroundProcessPool:
         self._log_context_module = importlib.import_module("synapse.logging.context")
         #: The log context of each kind of work, by description.
         self._log_contexts: dict[str, Any] = {}
-        self._held_until: list[Deferred[None]] = []
+        self._held_until_stop = Waiters()
         self._is_stopped = False
 
     def start(self, description: str, func: _Function) -> Awaitable[None]:
@@ -104,16 +104,12 @@ class BackgroundProcessPool:
         """
         self._is_stopped = True
         self._log_contexts.clear()
-        held_until, self._held_until = self._held_until, []
         with self._log_context_module.PreserveLoggingContext():
-            for until in held_until:
-                until.callback(None)
+            self._held_until_stop.fire()
 
     async def _hold(self, description: str) -> None:
-        until: Deferred[None] = Deferred()
         self._log_contexts[description] = self._log_context_module.current_context()
-        self._held_until.append(until)
-        await make_yieldable(until)
+        await make_yieldable(self._held_until_stop.add())
 
     def _continue(self, description: str, work: _Work, rest: Awaitable[None]) -> None:
         """Run the rest of suspended work.
@@ -151,8 +147,7 @@ class BackgroundProcessPool:
         work.is_done = True
         if work.waiters:
             with self._log_context_module.PreserveLoggingContext():
-                for waiter in work.waiters:
-                    waiter.callback(None)
+                work.waiters.fire()
 
 
 async def _call(func: _Function) -> None:

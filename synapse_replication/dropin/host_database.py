@@ -41,6 +41,7 @@ from synapse_replication.dropin.homeserver import (
     IHomeserverReactor,
 )
 from synapse_replication.errors import NameLostError
+from synapse_replication.handlers.waiters import Waiters
 from synapse_replication.storage import name_lock
 from synapse_replication.storage.admission import Admission
 from synapse_replication.storage.lost_answers import (
@@ -113,7 +114,7 @@ class HostConnections:
         self._database = database
         self._reactor = reactor
         self._open_by_host: Callable[[Any], object] | None = pool.openfun
-        self._ended: dict[LostAnswer, tuple[int, Deferred[None]]] = {}
+        self._waiters: dict[LostAnswer, tuple[int, Waiters]] = {}
         self._count = 0
         self._has_warned = False
         self._lost = LostAnswers(
@@ -135,12 +136,12 @@ class HostConnections:
 
         :param since: a mark; transactions whose answer was lost earlier do not count.
         """
-        if not self._ended:
+        if not self._waiters:
             return succeed(None)
         waiting = DeferredList(
             [
-                _follow(ended)
-                for number, ended in self._ended.values()
+                waiters.add()
+                for number, waiters in self._waiters.values()
                 if number >= since
             ]
         )
@@ -239,13 +240,13 @@ class HostConnections:
             outcome,
             lambda effects: [],
         )
-        self._ended[lost] = self._count, Deferred()
+        self._waiters[lost] = self._count, Waiters()
         self._count += 1
         self._lost.add(lost)
 
     def _settle(self, lost: LostAnswer, effects: Sequence[Effect]) -> None:
-        _, ended = self._ended.pop(lost)
-        ended.callback(None)
+        _, waiters = self._waiters.pop(lost)
+        waiters.fire()
 
 
 class HostDatabase:
@@ -349,13 +350,6 @@ class _SqliteCursor:
     def execute(self, sql: str, parameters: Any = ()) -> None:
         """Run a statement."""
         self._txn.execute(_NAMED_PARAMETER.sub(r":\1", sql), parameters)
-
-
-def _follow(ended: Deferred[None]) -> Deferred[None]:
-    """Return a Deferred that fires after ``ended``, for an independent waiter."""
-    follower: Deferred[None] = Deferred()
-    ended.addCallback(lambda _: follower.callback(None))
-    return follower
 
 
 def find_name_check(db: DatabasePool) -> Callable[[], Deferred[None]] | None:

@@ -34,6 +34,7 @@ from zope.interface import implementer
 
 from synapse_replication.handlers.events import CommandDropReason, CommandsDropped
 from synapse_replication.handlers.observer import ReplicationObserver
+from synapse_replication.handlers.waiters import Waiters
 from synapse_replication.redis.flow_control import SHORT_LINES, PublishFlowControl
 from synapse_replication.redis.publish_ledger import (
     MAX_RETAINED,
@@ -143,7 +144,7 @@ class RedisSender:
         self._ledger = PublishLedger()
         self._flow = PublishFlowControl()
         self._when_ready: list[Callable[[], object]] = []
-        self._waiters: list[Deferred[None]] = []
+        self._waiters = Waiters()
 
     @property
     def unacknowledged(self) -> int:
@@ -249,8 +250,7 @@ class RedisSender:
 
         Publishes that are retained for the next connection do not count as pending.
         """
-        waiter: Deferred[None] = Deferred()
-        self._waiters.append(waiter)
+        waiter = self._waiters.add()
         self.flush()
         self._notify_if_drained()
         return waiter
@@ -262,9 +262,7 @@ class RedisSender:
 
     def _notify_if_drained(self) -> None:
         if self._waiters and not self._waiting.pending and not self.unacknowledged:
-            waiters, self._waiters = self._waiters, []
-            for waiter in waiters:
-                waiter.callback(None)
+            self._waiters.fire()
 
     # -- reports of the connection --------------------------------------------------
 

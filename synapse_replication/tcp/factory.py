@@ -25,6 +25,7 @@ from synapse_replication.handlers.interfaces import (
     DelayedCall,
 )
 from synapse_replication.handlers.observer import ReplicationObserver
+from synapse_replication.handlers.waiters import Waiters
 from synapse_replication.tcp.protocol import (
     BaseReplicationStreamProtocol,
     ClientReplicationStreamProtocol,
@@ -76,7 +77,7 @@ class ReplicationStreamProtocolFactory(ServerFactory):
 
     def __attrs_post_init__(self) -> None:
         self.connections: list[BaseReplicationStreamProtocol] = []
-        self._waiting: list[Deferred[None]] = []
+        self._waiters = Waiters()
 
     @override
     def buildProtocol(
@@ -113,8 +114,7 @@ class ReplicationStreamProtocolFactory(ServerFactory):
         :return: a Deferred that fires when the last connection is closed, after 25 s
             at the latest.
         """
-        done: Deferred[None] = Deferred()
-        self._waiting.append(done)
+        done = self._waiters.add()
         for connection in tuple(self.connections):
             connection.close()
         self._notify_if_done()
@@ -143,9 +143,7 @@ class ReplicationStreamProtocolFactory(ServerFactory):
 
     def _notify_if_done(self) -> None:
         if not self.connections:
-            waiting, self._waiting = self._waiting, []
-            for done in waiting:
-                done.callback(None)
+            self._waiters.fire()
 
 
 @implementer(IConnector)

@@ -21,10 +21,10 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Final, Protocol
 
 import attrs
-from twisted.internet.defer import Deferred
 
 from synapse_replication.handlers.events import BackgroundTask
 from synapse_replication.handlers.receiving.context import StreamContext
+from synapse_replication.handlers.waiters import Waiters
 
 #: The approximate memory for a queued item or row in addition to its text, in bytes.
 ROW_OVERHEAD: Final = 80
@@ -90,7 +90,7 @@ class DrainedQueue:
         self._draining = False
         # Whether a length other than 0 was reported to the observer.
         self._is_reported = False
-        self._waiters: list[Deferred[None]] = []
+        self._waiters = Waiters()
         self.overflow_count = 0
 
     def put(self, item: Work) -> None:
@@ -132,9 +132,7 @@ class DrainedQueue:
         Cancelling the wait does not cancel what it waits for.
         """
         while self._draining:
-            ended: Deferred[None] = Deferred()
-            self._waiters.append(ended)
-            await ended
+            await self._waiters.add()
 
     async def _drain(self) -> None:
         try:
@@ -157,6 +155,4 @@ class DrainedQueue:
             if self._is_reported:
                 self._is_reported = False
                 self._observer.queue_changed(self._name, self._length)
-            waiters, self._waiters = self._waiters, []
-            for ended in waiters:
-                ended.callback(None)
+            self._waiters.fire()

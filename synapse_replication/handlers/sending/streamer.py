@@ -34,7 +34,6 @@ from collections.abc import Iterable, Sequence
 
 import attrs
 from msgspec.structs import replace
-from twisted.internet.defer import Deferred
 
 from synapse_replication.errors import LocalProtocolError
 from synapse_replication.handlers.events import (
@@ -47,6 +46,7 @@ from synapse_replication.handlers.interfaces import ReplicationHost
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.handlers.sending.command_sender import CommandSender
 from synapse_replication.handlers.timer import Timer
+from synapse_replication.handlers.waiters import Waiters
 from synapse_replication.streams.pages import Page, gather_batches, to_page
 from synapse_replication.streams.rows import compact_json_rows, encode_json_rows
 from synapse_replication.streams.stream import JsonValue, Stream
@@ -103,7 +103,7 @@ class ReplicationStreamer:
         # By stream name: the token up to which rows were sent, and the rows that were
         # fetched beyond the slice.
         self._partial_pages: dict[str, tuple[int, Page]] = {}
-        self._waiters: list[Deferred[None]] = []
+        self._waiters = Waiters()
         self._tick = Timer(host.clock)
         self._tick_due = 0.0
         sender.call_when_ready(self._resume)
@@ -123,9 +123,7 @@ class ReplicationStreamer:
         self._tick.stop()
         self.on_notifier_poke()
         if not self._has_finished():
-            finished: Deferred[None] = Deferred()
-            self._waiters.append(finished)
-            await finished
+            await self._waiters.add()
 
     def _poll(self) -> None:
         # Reschedule first, so that an exception cannot stop the timer.
@@ -169,9 +167,7 @@ class ReplicationStreamer:
 
     def _notify_waiters(self) -> None:
         if self._has_finished():
-            waiters, self._waiters = self._waiters, []
-            for waiter in waiters:
-                waiter.callback(None)
+            self._waiters.fire()
 
     def _skip_to_current(self, stream: Stream) -> None:
         """Skip a stream's rows up to its current token, as it has no consumers."""
