@@ -32,4 +32,5 @@ def add_stream(host: Any, config: dict[str, Any]) -> None:
         key=lambda row: row.document,  # a row replaces older rows with the same key
         on_write=host.notifier.notify,
     )
-    host.streams.add(stream, is_written_here=own_name == config["writer"])
+    writer = config["writer"]
+    host.streams.add(stream, is_written_here=own_name == writer, writers=[writer])

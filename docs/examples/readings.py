@@ -73,7 +73,7 @@ def add_stream(host: Any, config: dict[str, Any]) -> TimerService | None:
     own_name = host.identity.instance_name
     stream = ReadingStream(own_name, config["url"])
     is_writer = own_name == config["writer"]
-    host.streams.add(stream, is_written_here=is_writer)
+    host.streams.add(stream, is_written_here=is_writer, writers=[config["writer"]])
     if not is_writer:
         return None
     saved = Path(config["saved_token"])

@@ -15,7 +15,7 @@ from __future__ import annotations
 import random
 import secrets
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, overload
 
@@ -340,6 +340,7 @@ class Replication(Service):
         for make in self._modules:
             add_service(make(host), self.services, options)
             self.hooks.module_loaded(make)
+        self._status.expect(_pairs(host.streams.writers))
         handler = self._make_handler()
         self._wiring.connect(handler)
         host.outgoing.connect(handler)
@@ -400,7 +401,7 @@ class Replication(Service):
             self._client.get_backlog,
             expects_links=config.has_links,
             writers=DeclaredWriters(
-                config.writers,
+                {**config.writers, **self.host.streams.writers},
                 [MAIN_INSTANCE, config.instance_name, *config.instances],
             ),
         )
@@ -595,11 +596,7 @@ def _make_observers(
     status = StatusObserver(
         options.server_name,
         options.instance_name,
-        [
-            (stream, writer)
-            for stream, writers in options.writers.items()
-            for writer in writers
-        ],
+        _pairs(options.writers),
         needs_link=options.redis is not None or bool(options.tcp_connect),
         own_links=[outgoing_label(each) for each in options.tcp_connect],
     )
@@ -611,6 +608,11 @@ def _make_observers(
         Logger("synapse_replication"),
         spans,
     )
+
+
+def _pairs(writers: Mapping[str, Sequence[str]]) -> list[tuple[str, str]]:
+    """Return the (stream, writer) pairs of streams with declared writers."""
+    return [(stream, writer) for stream, names in writers.items() for writer in names]
 
 
 def _modules_needed(options: ReplicationOptions) -> Iterator[str]:

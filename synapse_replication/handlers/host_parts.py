@@ -130,15 +130,30 @@ class WriteNotifier:
 
 
 class StreamTable:
-    """The streams of this process, in the order in which they were added."""
+    """The streams of this process, in the order in which they were added.
+
+    :ivar writers: the declared writers of streams, by the stream's name.
+    """
 
     def __init__(self) -> None:
         self._streams: dict[str, AdvancingStream] = {}
         self._written: list[Stream] = []
+        self.writers: dict[str, Sequence[str]] = {}
 
-    def add(self, stream: AdvancingStream, *, is_written_here: bool) -> None:
-        """Add a stream. Call it only before replication starts.
+    def add(
+        self,
+        stream: AdvancingStream,
+        *,
+        is_written_here: bool,
+        writers: Sequence[str] = (),
+    ) -> None:
+        """Add a stream. Call it in the reactor's thread, before replication starts.
 
+        :param is_written_here: whether this process writes the stream.
+        :param writers: the names of the instances that may write it. Rows of others are
+            discarded, and a writer that is absent is shown as stalled. By default,
+            every instance may write it; or, if the options declare the stream, its
+            writers there.
         :raises StreamConfigurationError: if a stream of that name exists.
         """
         name = stream.description.name
@@ -147,6 +162,8 @@ class StreamTable:
                 f"stream {name} is declared twice; rename or remove one of the two"
             )
         self._streams[name] = stream
+        if writers:
+            self.writers[name] = tuple(writers)
         if is_written_here:
             self._written.append(stream)
 

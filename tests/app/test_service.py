@@ -24,6 +24,10 @@ from synapse_replication.instrumentation.hooks import (
     ModuleUnloaded,
     Stopping,
 )
+from synapse_replication.instrumentation.status.model import Condition
+from synapse_replication.streams.memory import MemoryStream
+from synapse_replication.streams.standard.registry import STANDARD_STREAMS
+from synapse_replication.testing.doubles import MemoryConnection, receive_lines
 from tests.support.config_files import FilesMixin
 
 
@@ -61,6 +65,16 @@ _recorder: Recorder
 def make_recorder(host: Any, config: dict[str, Any]) -> Recorder:
     """Return the recorder of the running test."""
     return _recorder
+
+
+def add_stream(host: Any, config: dict[str, Any]) -> None:
+    """Add a stream that one instance may write."""
+    name = "presence"
+    stream = MemoryStream(
+        STANDARD_STREAMS[name].description, instance_name="master",
+        fetch=host.fetch_from_writer(name),
+    )  # fmt: skip
+    host.streams.add(stream, is_written_here=False, writers=["w1"])
 
 
 class _RunningReactor(MemoryReactorClock):
@@ -127,6 +141,23 @@ class ReplicationTests(FilesMixin):
             [("redis.test", 6379)] * 2,
         )
         self.assertEqual(self.recorder.calls, ["start"])
+
+    def test_writers_of_an_added_stream(self) -> None:
+        """Declared writers of a module's stream are expected, and only they write."""
+        modules = [{"module": f"{__name__}.add_stream"}]
+        own = {"streams": ["typing"], "modules": modules}
+        process = self.make(synapse_replication=own)
+        process.startService()
+        self.successResultOf(process.started)
+        handler = process._wiring.handler
+        writers = process._status.snapshot().writers
+        conditions = {each.instance_name: each.condition for each in writers}
+        self.assertIs(conditions["w1"], Condition.WAITING)
+        connection = MemoryConnection("redis")
+        handler.new_connection(connection)
+        for name in ("stranger", "w1"):
+            receive_lines(handler, connection, f"RDATA presence {name} 1 [[]]")
+        self.assertEqual(list(handler.receivers["presence"].readers()), ["w1"])
 
     def test_torture(self) -> None:
         """With a torture level, rows of each stream are sent with a delay."""

@@ -110,6 +110,13 @@ class StreamTableTests(SynchronousTestCase):
         table.add(stream, is_written_here=False)
         self.assertEqual(table.get_streams(), {"typing": stream})
         self.assertEqual(table.get_streams_to_replicate(), [])
+        self.assertEqual(table.writers, {})
+
+    def test_writers(self) -> None:
+        """The declared writers of a stream are found by its name."""
+        table = StreamTable()
+        table.add(typing_stream(), is_written_here=False, writers=["w1", "w2"])
+        self.assertEqual(table.writers, {"typing": ("w1", "w2")})
 
     def test_twice(self) -> None:
         """A second stream of the same name is refused."""

@@ -89,8 +89,9 @@ class StatusObserver(ReplicationObserver):
         self._monotonic = monotonic
         self._needs_link = needs_link
         self._started = now = monotonic()
-        self._expected = frozenset(key for key in expected if key[1] != instance_name)
-        self._writers = {key: records.WriterRecord(now, now) for key in self._expected}
+        self._expected: frozenset[tuple[str, str]] = frozenset()
+        self._writers: dict[tuple[str, str], records.WriterRecord] = {}
+        self.expect(expected)
         #: The names of the links that this process makes itself.
         self._own_links = frozenset({instance_name, *records.REDIS_LINKS, *own_links})
         self._links: dict[str, records.LinkRecord] = {}
@@ -110,6 +111,14 @@ class StatusObserver(ReplicationObserver):
         self.instances: Callable[[], Iterable[model.InstanceStatus]] = tuple
         #: The sink's text about damaged rows; see :class:`RowSink`.
         self.damage = ""
+
+    def expect(self, writers: Iterable[tuple[str, str]]) -> None:
+        """Expect rows of further (stream, writer) pairs, from now on."""
+        now = self._monotonic()
+        added = {key for key in writers if key[1] != self._instance_name}
+        self._expected |= added
+        for key in added:
+            self._writers[key] = records.WriterRecord(now, now)
 
     def watch_buffers(self, source: BufferSource) -> None:
         """Register a source of buffers, which is read for each snapshot and scrape.
