@@ -74,6 +74,18 @@ class CheckTests(SynchronousTestCase):
             self.problems(changed), ["max_tcp_connections: expected `int`, got `str`"]
         )
 
+    def test_writers_of_an_unknown_stream(self) -> None:
+        """The name that was meant is suggested; else, where a module declares them."""
+        for name, hint in (
+            ("typnig", "did you mean 'typing'?"),
+            ("readings", "pass the writers to host.streams.add()"),
+        ):
+            writers = {"typing": ["w1"], name: ["w1"]}
+            changed = attrs.evolve(self.options, streams=["typing"], writers=writers)
+            (problem,) = changed.find_problems()
+            self.assertEqual(problem.problem, f"there is no stream {name}")
+            self.assertIn(hint, str(problem))
+
     def test_of_files(self) -> None:
         """The options that files set have the same checks as those of Python."""
         config = ProcessConfig(

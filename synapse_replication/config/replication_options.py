@@ -382,7 +382,10 @@ class ReplicationOptions(SharedOptions):
             yield OptionProblem("streams", f"{name} is there twice", hint)
         for name in self.writers.keys() - set(names):
             hint = hint_for(
-                name, names, "" if names else "remove it: no stream is declared"
+                name,
+                names,
+                "remove it; for a stream that a module adds, pass the writers to "
+                "host.streams.add()",
             )
             yield OptionProblem("writers", f"there is no stream {name}", hint)
 
