@@ -11,8 +11,10 @@ from twisted.trial.unittest import SynchronousTestCase
 from synapse_replication.handlers.events import (
     BackgroundTask,
     CatchUpEvent,
+    Event,
     LinksChanged,
     LinkUp,
+    OperationFailed,
     PositionWrite,
     RowsRequest,
     RowsServed,
@@ -29,16 +31,38 @@ class ReplicationObserverTests(SynchronousTestCase):
     """The base of all observers."""
 
     def test_contexts(self) -> None:
-        """The methods that span a duration return context managers."""
+        """Contexts of any work may be nested, and let an exception pass."""
         observer = ReplicationObserver()
         with (
+            self.assertRaises(ZeroDivisionError),
             observer.span(BackgroundTask("work")),
             observer.span(CatchUpEvent("s", "w", 1, 2)),
             observer.span(RowsRequest("s", "w", {})),
             observer.span(RowsServed("s", {})),
             observer.span(PositionWrite("s", "w", 2)),
         ):
-            pass
+            raise ZeroDivisionError
+
+    def test_handlers(self) -> None:
+        """An event is passed to the method for its class, which may be inherited."""
+        calls: list[str] = []
+        observer = LoudRecorder("a", calls)
+        observer.observe(LinkUp("redis"))
+        observer.observe(LinksChanged(3))
+        self.assertEqual(calls, ["a redis", "a has 3 links"])
+        Recorder("b", calls).observe(LinksChanged(3))
+        self.assertEqual(len(calls), 2)
+
+    def test_failure(self) -> None:
+        """A failure that cannot be raised is an event."""
+        found: list[Event] = []
+
+        class Observer(ReplicationObserver):
+            observe = found.append  # type: ignore[assignment]
+
+        error = ValueError()
+        Observer().failure("working", error)
+        self.assertEqual(found, [OperationFailed("working", error)])
 
 
 class Recorder(ReplicationObserver):
@@ -65,6 +89,14 @@ class Recorder(ReplicationObserver):
             yield
         finally:
             self.calls.append(f"{self.name} ends")
+
+
+class LoudRecorder(Recorder):
+    """Records one more kind of event."""
+
+    @handles(LinksChanged)
+    def _links_changed(self, event: LinksChanged) -> None:
+        self.calls.append(f"{self.name} has {event.count} links")
 
 
 class CompositeObserverTests(SynchronousTestCase):

@@ -13,7 +13,7 @@ import psycopg2
 import treq
 from twisted.application.service import MultiService, Service
 from twisted.internet import reactor as real_reactor  # noqa: TID251
-from twisted.internet.defer import CancelledError
+from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.task import deferLater
 from twisted.internet.testing import MemoryReactorClock
 from twisted.trial.unittest import SynchronousTestCase, TestCase
@@ -381,14 +381,24 @@ class ReplicationTests(TestCase):
         self.assertEqual(options.writers["bids"], ("bid1",))
 
     async def test_in_a_service_of_ones_own(self) -> None:
-        """A MultiService starts and stops replication with its other children."""
+        """
+        A MultiService starts and stops replication; its stop waits until what was
+        written is stored, and until the connections are closed.
+        """
+        before = sockets()
         application: Any = MultiService()
         replication: Any = api.Replication(reactor, self.options("bid1"))
         replication.setServiceParent(application)
+        self.assertFalse(replication.started.called)
         application.startService()
         await replication.started
-        await replication["bids"].write([bid(1)])
+        self.assertNotEqual(sockets() - before, set())
+        writing = Deferred.fromCoroutine(replication["bids"].write([bid(1)]))
         await application.stopService()
+        self.assertEqual(sockets() - before, set())
+        self.assertTrue(writing.called)
+        written = await self.read("SELECT stream_id FROM bids")
+        self.assertEqual(written, [(await writing,)])
 
     async def test_wrong_sinks(self) -> None:
         """An object that is not a sink is refused at the start."""
