@@ -159,6 +159,22 @@ class WalkthroughTestCase(SynchronousTestCase):
             connection.autocommit = True
             connection.cursor().execute("DROP DATABASE IF EXISTS shop (FORCE)")
 
+    def copy_example(self, name: str, redis: PrivateRedis) -> None:
+        """Copy an example to the folder, with addresses and a server name of its own.
+
+        Then its processes import this package from here.
+        """
+        text = (ROOT / "docs" / "examples" / name).read_text()
+        for fixed, free in (
+            ("6379", str(redis.port)),
+            ("9094", str(free_port())),
+            ("shop.example.com", self.folder.name),
+        ):
+            self.assertIn(fixed, text)
+            text = text.replace(fixed, free)
+        (self.folder / name).write_text(text)
+        self.environ["PYTHONPATH"] = str(ROOT)
+
     def run_line(self, line: str) -> str:
         done = subprocess.run(
             ["bash", "-e", "-c", line],
@@ -251,16 +267,7 @@ class OwnHostTests(WalkthroughTestCase):
         self.private_redis = PrivateRedis()
         self.private_redis.start()
         self.addCleanup(self.private_redis.stop)
-        text = (ROOT / "docs" / "examples" / "homeserver.py").read_text()
-        for fixed, free in (
-            ("6379", str(self.private_redis.port)),
-            ("9094", str(free_port())),
-            ("shop.example.com", self.folder.name),
-        ):
-            self.assertIn(fixed, text)
-            text = text.replace(fixed, free)
-        (self.folder / "homeserver.py").write_text(text)
-        self.environ["PYTHONPATH"] = str(ROOT)
+        self.copy_example("homeserver.py", self.private_redis)
 
     def create_table(self) -> None:
         sql = ROOT / "docs" / "examples" / "orders.sql"
@@ -348,16 +355,7 @@ class AsyncioTests(WalkthroughTestCase):
 
     def test_two_processes(self) -> None:
         """A sink that awaits asyncio's functions receives every row, and both stop."""
-        text = (ROOT / "docs" / "examples" / "asyncio_shop.py").read_text()
-        for fixed, free in (
-            ("6379", str(self.redis.port)),
-            ("9094", str(free_port())),
-            ("shop.example.com", self.folder.name),
-        ):
-            self.assertIn(fixed, text)
-            text = text.replace(fixed, free)
-        (self.folder / "asyncio_shop.py").write_text(text)
-        self.environ["PYTHONPATH"] = str(ROOT)
+        self.copy_example("asyncio_shop.py", self.redis)
         command = f"{shlex.quote(sys.executable)} asyncio_shop.py "
         with self.terminal(command + "writer") as writer:
             writer.wait_for(lambda line: "Connected: redis\n" in line)

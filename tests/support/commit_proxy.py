@@ -20,6 +20,7 @@ import time
 from pathlib import Path
 
 from synapse_replication.testing.servers import PrivatePostgres
+from tests.support.socket_listener import SocketListener
 
 #: Most bytes forwarded at a time.
 CHUNK = 65536
@@ -30,7 +31,7 @@ LOST, DELAYED = 0.1, 0.5
 MAX_DELAY = 2.0
 
 
-class CommitProxy:
+class CommitProxy(SocketListener):
     """Forwards connections to a server.
 
     :param server: the server, which runs.
@@ -41,16 +42,16 @@ class CommitProxy:
         name = f".s.PGSQL.{server.port}"
         self._target = str(server.directory / name)
         self.directory = Path(tempfile.mkdtemp(prefix="commit-proxy-"))
-        self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(str(self.directory / name))
-        self._listener.listen()
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(str(self.directory / name))
+        listener.listen()
         self._lock = threading.Lock()
         self._chance: random.Random | None = None
         self._share = LOST
         self._table = b""
         #: The number of commits whose answers were lost.
         self.lost = 0
-        threading.Thread(target=self._accept, daemon=True).start()
+        super().__init__(listener)
 
     def lose(self, seed: int, share: float | None = None, table: str = "") -> None:
         """Lose answers to COMMIT from now on.
@@ -70,22 +71,11 @@ class CommitProxy:
 
     def close(self) -> None:
         """Close the listener. The connections end with their processes."""
-        # Only shutdown() wakes a thread in accept(); close() does not.
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
+        self.stop_listening()
         shutil.rmtree(self.directory, ignore_errors=True)
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                process, _ = self._listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._serve, args=(process,), daemon=True).start()
-
-    def _serve(self, process: socket.socket) -> None:
-        with process, socket.socket(socket.AF_UNIX) as server:
+    def serve(self, connection: socket.socket) -> None:
+        with connection as process, socket.socket(socket.AF_UNIX) as server:
             try:
                 server.connect(self._target)
             except OSError:

@@ -16,6 +16,8 @@ import enum
 import socket
 import threading
 
+from tests.support.socket_listener import SocketListener
+
 #: Most bytes forwarded at a time.
 CHUNK = 65536
 
@@ -60,7 +62,7 @@ class _Pair:
                 end.shutdown(socket.SHUT_RDWR)
 
 
-class LinkProxy:
+class LinkProxy(SocketListener):
     """Forwards connections to a target.
 
     :param target: host and port.
@@ -70,13 +72,13 @@ class LinkProxy:
 
     def __init__(self, target: tuple[str, int], port: int = 0) -> None:
         self._target = target
-        self._listener = socket.create_server(("127.0.0.1", port))
-        self.port: int = self._listener.getsockname()[1]
+        listener = socket.create_server(("127.0.0.1", port))
+        self.port: int = listener.getsockname()[1]
         self._lock = threading.Lock()
         self._pairs: set[_Pair] = set()
         self._cut: Cut | None = None
         self._closed = False
-        threading.Thread(target=self._accept, daemon=True).start()
+        super().__init__(listener)
 
     def retarget(self, target: tuple[str, int]) -> None:
         """Forward new connections to another target."""
@@ -100,23 +102,12 @@ class LinkProxy:
         with self._lock:
             self._closed = True
             pairs = list(self._pairs)
-        # Only shutdown() wakes a thread in accept(); close() does not.
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
+        self.stop_listening()
         for pair in pairs:
             pair.close()
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                process, _ = self._listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._serve, args=(process,), daemon=True).start()
-
-    def _serve(self, process: socket.socket) -> None:
-        with process:
+    def serve(self, connection: socket.socket) -> None:
+        with connection as process:
             try:
                 target = socket.create_connection(self._target, CONNECT_TIMEOUT)
             except OSError:

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, Final
 
 import pyarrow as pa
-from deltalake import DeltaTable, Schema
+from deltalake import CommitProperties, DeltaTable, Schema
 from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import RemoveAction
 
@@ -115,13 +115,7 @@ class ArchiveTable:
         with self._explaining_failures():
             for attempt in range(_ATTEMPTS):
                 try:
-                    table.create_write_transaction(
-                        actions,
-                        "append",
-                        table.schema(),
-                        [DAY],
-                        commit_properties=properties,
-                    )
+                    _commit(table, actions, properties)
                 except CommitFailedError:
                     table.update_incremental()
                     # Without another driver's batch, a purge has changed the table:
@@ -224,13 +218,7 @@ class ArchiveTable:
         ]
         with self._explaining_failures():
             try:
-                table.create_write_transaction(
-                    actions,
-                    "append",
-                    table.schema(),
-                    [DAY],
-                    commit_properties=log.commit_properties(self.state),
-                )
+                _commit(table, actions, log.commit_properties(self.state))
             except CommitFailedError:
                 return False
             finally:
@@ -332,3 +320,11 @@ class ArchiveTable:
             f"the archive {self.uri} cannot be read or written: "
             f"{storage_error_text(error)}"
         )
+
+
+def _commit(
+    table: DeltaTable, actions: list[Any], properties: CommitProperties
+) -> None:
+    table.create_write_transaction(
+        actions, "append", table.schema(), [DAY], commit_properties=properties
+    )

@@ -7,9 +7,15 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from synapse_replication.pipeline.spark.session import make_session
 from synapse_replication.testing.private_process import free_port
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 _MASTER = "org.apache.spark.deploy.master.Master"
 _WORKER = "org.apache.spark.deploy.worker.Worker"
@@ -49,6 +55,22 @@ class StandaloneCluster:
         names = [self._start_worker() for _ in range(self._workers)]
         for name in names:
             self._wait_for(name, _REGISTERED)
+
+    def make_session(
+        self, name: str, settings: Mapping[str, str] | None = None
+    ) -> SparkSession:
+        """Return a session whose executors run here, with further settings of Spark."""
+        return make_session(
+            name,
+            master=self.url,
+            settings={
+                "spark.driver.host": "127.0.0.1",
+                "spark.driver.bindAddress": "127.0.0.1",
+                "spark.executor.memory": "512m",
+                "spark.cores.max": "2",
+                **(settings or {}),
+            },
+        )
 
     def stop(self) -> None:
         """Terminate all processes; executors end with their workers."""

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.pipeline.spark.session import make_session
 from synapse_replication.testing.servers import PrivatePostgres
 from tests.external import skip_reason
 from tests.external.cluster.cluster import StandaloneCluster
@@ -76,16 +75,8 @@ class ClusterTests(SynchronousTestCase):
         cluster = StandaloneCluster(self.folder / "cluster")
         self.addCleanup(cluster.stop)
         cluster.start()
-        self.session = make_session(
-            "cluster",
-            master=cluster.url,
-            settings={
-                "spark.driver.host": "127.0.0.1",
-                "spark.driver.bindAddress": "127.0.0.1",
-                "spark.executor.memory": "512m",
-                "spark.cores.max": "2",
-                "spark.sql.shuffle.partitions": "2",
-            },
+        self.session = cluster.make_session(
+            "cluster", {"spark.sql.shuffle.partitions": "2"}
         )
         self.addCleanup(self.session.stop)
 

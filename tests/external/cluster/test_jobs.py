@@ -20,7 +20,7 @@ from synapse_replication.pipeline.export import export_rows
 from synapse_replication.pipeline.report.job import run_report
 from synapse_replication.pipeline.settings import PipelineSettings
 from synapse_replication.pipeline.source import planning
-from synapse_replication.pipeline.spark.session import make_session, spark_job
+from synapse_replication.pipeline.spark.session import spark_job
 from synapse_replication.testing.servers import PrivatePostgres
 from tests.external import skip_reason
 from tests.external.cluster.cluster import StandaloneCluster
@@ -55,16 +55,7 @@ class JobsTests(SynchronousTestCase):
         cluster = StandaloneCluster(self.folder / "cluster")
         self.addCleanup(cluster.stop)
         cluster.start()
-        self.session = make_session(
-            "jobs",
-            master=cluster.url,
-            settings={
-                "spark.driver.host": "127.0.0.1",
-                "spark.driver.bindAddress": "127.0.0.1",
-                "spark.executor.memory": "512m",
-                "spark.cores.max": "2",
-            },
-        )
+        self.session = cluster.make_session("jobs")
         self.addCleanup(self.session.stop)
         return cluster
 
