@@ -77,6 +77,7 @@ if TYPE_CHECKING:
     from synapse_replication.app.tracing_export import SpanExport
     from synapse_replication.storage.postgres_stream import PostgresStream
     from synapse_replication.streams.memory import InMemory, MemoryStream
+    from synapse_replication.streams.rows import RowT
     from synapse_replication.streams.table import TableStream
     from synapse_replication.tcp.factory import DirectTcpReplicationClientFactory
 
@@ -200,10 +201,10 @@ class Replication(Service):
     # -- for the service's own code ---------------------------------------------------
 
     @overload
-    def __getitem__(self, stream: TableStream) -> PostgresStream: ...
+    def __getitem__(self, stream: TableStream[RowT]) -> PostgresStream[RowT]: ...
 
     @overload
-    def __getitem__(self, stream: InMemory) -> MemoryStream: ...
+    def __getitem__(self, stream: InMemory[RowT]) -> MemoryStream[RowT]: ...
 
     @overload
     def __getitem__(self, stream: str) -> Any: ...
@@ -211,8 +212,8 @@ class Replication(Service):
     def __getitem__(self, stream: str | TableStream | InMemory) -> Any:
         """Return a stream; the streams exist when :attr:`started` has fired.
 
-        :param stream: its declaration, from which type checkers know the type of the
-            stream; or its name.
+        :param stream: its declaration, from which type checkers know the types of the
+            stream and of its rows; or its name.
         :raises KeyError: if there is no such stream.
         """
         name = stream if isinstance(stream, str) else stream.name

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Generic, Protocol, TypeAlias
 
 import attrs
 import psycopg2
@@ -27,12 +27,13 @@ from synapse_replication.storage.row_pages import query_page, read_rows_between
 from synapse_replication.storage.row_queries import insert_sql, queries_of
 from synapse_replication.storage.standby import Knowledge, knowledge_sql, read_role
 from synapse_replication.streams.combined_position import CombinedPosition
-from synapse_replication.streams.rows import encode_json
+from synapse_replication.streams.rows import RowT, encode_json
 from synapse_replication.streams.standard.registry import StandardStream
 from synapse_replication.streams.stream import (
     EncodedUpdates,
     RemovedWriter,
     RowsBetween,
+    StreamDescription,
     StreamUpdateResult,
 )
 from synapse_replication.streams.table import TableStream
@@ -71,7 +72,7 @@ class WriterIds(Protocol):
         """Record the position of another writer."""
 
 
-class PostgresStream:
+class PostgresStream(Generic[RowT]):
     """A :class:`~synapse_replication.streams.stream.Stream` in the database.
 
     :param declared: the declaration of the stream. Only rows of a
@@ -95,7 +96,7 @@ class PostgresStream:
 
     def __init__(
         self,
-        declared: StandardStream | TableStream,
+        declared: StandardStream | TableStream[RowT],
         database: TransactionRunner,
         ids: WriterIds,
         *,
@@ -110,7 +111,7 @@ class PostgresStream:
             raise StreamConfigurationError(
                 f"stream {declared.name}: page_rows is {page_rows}; write 1 or more"
             )
-        self.description = declared.description
+        self.description: StreamDescription[RowT] = declared.description
         self._queries = queries_of(declared)
         if not self._queries:
             raise StreamConfigurationError(
@@ -332,7 +333,7 @@ class PostgresStream:
         high: MultiWriterStreamToken | None,
         *,
         limit: int = PAGE_ROWS,
-    ) -> RowsBetween:
+    ) -> RowsBetween[RowT]:
         """Fetch one page of all writers' rows after ``low`` and not after ``high``.
 
         :param low: ``None`` for the rows from the beginning.
@@ -373,7 +374,7 @@ class PostgresStream:
                 raise knowledge.error(name, each, upto)
         return found
 
-    async def write(self, rows: Sequence[Any]) -> int:
+    async def write(self, rows: Sequence[RowT]) -> int:
         """Write rows, in one transaction and under one token.
 
         :param rows: of the stream's row type; at least one.
@@ -404,7 +405,7 @@ class PostgresStream:
             self._on_write()
         return self._sign * id_
 
-    def write_txn(self, txn: Transaction, rows: Sequence[Any]) -> int:
+    def write_txn(self, txn: Transaction, rows: Sequence[RowT]) -> int:
         """Write rows under one token, in a transaction of the application.
 
         The rows are announced after the commit. After a rollback, or if the transaction
@@ -432,7 +433,7 @@ class PostgresStream:
         if self._writers:
             self._combined.allocated(self._sign * id_)
 
-    def _encode_new(self, rows: Sequence[Any]) -> str:
+    def _encode_new(self, rows: Sequence[RowT]) -> str:
         name = self.description.name
         if self._insert is None:
             raise StreamConfigurationError(

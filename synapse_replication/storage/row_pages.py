@@ -24,7 +24,7 @@ from synapse_replication.storage.database import Transaction
 from synapse_replication.storage.queries import identifier
 from synapse_replication.storage.row_queries import RowQuery, page_sql
 from synapse_replication.storage.standby import Knowledge, knowledge_sql
-from synapse_replication.streams.rows import RowCodec
+from synapse_replication.streams.rows import RowCodec, RowT
 from synapse_replication.streams.stream import (
     EncodedUpdates,
     PositionedRow,
@@ -115,13 +115,13 @@ def _read_page(
 def read_rows_between(
     txn: Transaction,
     query: RowQuery,
-    codec: RowCodec[object],
+    codec: RowCodec[RowT],
     writer: str,
     low: MultiWriterStreamToken,
     high: MultiWriterStreamToken,
     limit: int,
     positions_name: str,
-) -> tuple[RowsBetween, Knowledge]:
+) -> tuple[RowsBetween[RowT], Knowledge]:
     """Read one page of rows; call it in a database thread.
 
     :param txn: the cursor of the transaction.

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
-from typing import Any
+from typing import Generic
 
 import attrs
 from msgspec import Struct
@@ -45,6 +45,7 @@ from synapse_replication.streams.rows import (
     MAX_VALUES,
     VALUES_PER_ROW,
     AttrsRowCodec,
+    RowT,
     count_values,
 )
 from synapse_replication.streams.stream import (
@@ -60,7 +61,7 @@ from synapse_replication.streams.writer_positions import PLAUSIBLE_DISTANCE
 
 
 @attrs.frozen(kw_only=True)
-class InMemory:
+class InMemory(Generic[RowT]):
     """The declaration of a stream that is held in the memory of its writers.
 
     :ivar name: the name on the wire.
@@ -73,12 +74,12 @@ class InMemory:
     """
 
     name: str
-    row_type: type[Any]
+    row_type: type[RowT]
     writers: tuple[str, ...] = attrs.field(converter=to_writers)
-    key: Callable[[Any], Hashable] | None = None
+    key: Callable[[RowT], Hashable] | None = None
     max_rows: int = 10_000
     max_bytes: int = 8 * 1024 * 1024
-    description: StreamDescription = attrs.field(init=False, eq=False, repr=False)
+    description: StreamDescription[RowT] = attrs.field(init=False, eq=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
         codec = AttrsRowCodec(self.name, self.row_type)
@@ -115,7 +116,7 @@ def _at_least_one(
 
 
 @attrs.define(eq=False, repr=False, slots=False, on_setattr=attrs.setters.NO_OP)
-class MemoryStream:
+class MemoryStream(Generic[RowT]):
     """A :class:`~synapse_replication.streams.stream.Stream` in memory.
 
     :param description: the stream's description.
@@ -142,10 +143,10 @@ class MemoryStream:
     :raises StreamConfigurationError: if a bound is below 1.
     """
 
-    description: StreamDescription
+    description: StreamDescription[RowT]
     _instance_name: str
     _fetch: UpdateFunction | None = None
-    _key: Callable[[Any], Hashable] | None = None
+    _key: Callable[[RowT], Hashable] | None = None
     _max_rows: int = attrs.field(default=10_000, validator=_at_least_one)
     _max_bytes: int = attrs.field(default=8 * 1024 * 1024, validator=_at_least_one)
     _page_rows: int = attrs.field(default=1000, validator=_at_least_one)
@@ -194,7 +195,7 @@ class MemoryStream:
             )
         self._positions[instance_name] = token
 
-    def write(self, rows: Sequence[Any]) -> int:
+    def write(self, rows: Sequence[RowT]) -> int:
         """Write rows under one token.
 
         :param rows: of the stream's row type; at least one.
@@ -354,7 +355,7 @@ class MemoryStream:
         high: MultiWriterStreamToken | None,
         *,
         limit: int = 1000,
-    ) -> RowsBetween:
+    ) -> RowsBetween[RowT]:
         """Fetch one page of all writers' rows after ``low`` and not after ``high``.
 
         :param low: ``None`` for all rows that their writers still have.
@@ -367,7 +368,7 @@ class MemoryStream:
         low = MultiWriterStreamToken(0) if low is None else low
         high = self.current_stream_token() if high is None else high
         from_json = self.description.codec.from_json
-        rows: list[PositionedRow] = []
+        rows: list[PositionedRow[RowT]] = []
         upto = low
         for writer in sorted({*high.instance_map, *low.instance_map}):
             reached = low.get_stream_pos_for_instance(writer)

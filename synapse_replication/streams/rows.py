@@ -16,16 +16,18 @@ import operator
 import typing
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Generic, Protocol, TypeVar
+from typing import Annotated, Any, Generic, Protocol
 
 import attrs
 import msgspec
 from msgspec import Struct
+from typing_extensions import TypeVar
 
 from synapse_replication.errors import LocalProtocolError, RowDecodeError
 from synapse_replication.streams.tokens import MAX_TOKEN, MIN_TOKEN
 
-RowT = TypeVar("RowT")
+#: The type of the rows of a stream; not known by default.
+RowT = TypeVar("RowT", default=Any)
 
 #: The longest JSON text of a row that may be written, in bytes: the longest message
 #: that peers accept.

@@ -8,11 +8,11 @@ position of many writers at once is a
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, TypeAlias, overload, runtime_checkable
+from typing import Any, Generic, Protocol, TypeAlias, overload, runtime_checkable
 
 import attrs
 
-from synapse_replication.streams.rows import RowCodec, decode_json
+from synapse_replication.streams.rows import RowCodec, RowT, decode_json
 from synapse_replication.streams.tokens import MultiWriterStreamToken, PersistedPosition
 
 #: A decoded JSON value: ``None``, ``bool``, ``int``, ``float``, ``str``, ``list`` or
@@ -98,7 +98,7 @@ UpdateFunction: TypeAlias = Callable[
 
 
 @attrs.frozen
-class StreamDescription:
+class StreamDescription(Generic[RowT]):
     """The properties of a stream that are the same in every process.
 
     :ivar name: the name on the wire.
@@ -118,7 +118,7 @@ class StreamDescription:
     """
 
     name: str
-    codec: RowCodec[Any]
+    codec: RowCodec[RowT]
     idempotent: bool = False
     resettable: bool = False
     held_in_memory: bool = False
@@ -227,7 +227,7 @@ class DrainableStream(Protocol):
 
 
 @attrs.frozen
-class PositionedRow:
+class PositionedRow(Generic[RowT]):
     """A row and its position.
 
     :ivar position: the row's writer and id.
@@ -235,11 +235,11 @@ class PositionedRow:
     """
 
     position: PersistedPosition
-    row: Any
+    row: RowT
 
 
 @attrs.frozen
-class RowsBetween:
+class RowsBetween(Generic[RowT]):
     """One page of the rows between two tokens.
 
     :ivar rows: ascending by id; in a stream held in memory, whose writers count
@@ -248,7 +248,7 @@ class RowsBetween:
     :ivar limited: whether the page's limit was reached, so that more rows may follow.
     """
 
-    rows: Sequence[PositionedRow]
+    rows: Sequence[PositionedRow[RowT]]
     upto: MultiWriterStreamToken
     limited: bool
 

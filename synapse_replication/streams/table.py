@@ -19,13 +19,13 @@ import keyword
 import re
 import typing
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Generic
 
 import attrs
 
 from synapse_replication.errors import StreamConfigurationError, excerpt
 from synapse_replication.streams.id_column import IdColumn
-from synapse_replication.streams.rows import AttrsRowCodec
+from synapse_replication.streams.rows import AttrsRowCodec, RowT
 from synapse_replication.streams.stream import StreamDescription
 
 #: The names of column types in configuration files; a ``?`` after the name means that
@@ -76,7 +76,7 @@ def to_writers(value: Any) -> tuple[str, ...]:
 
 
 @attrs.frozen(kw_only=True)
-class TableStream:
+class TableStream(Generic[RowT]):
     """A stream whose rows are the rows of one table.
 
     Identifiers are written as Postgres stores them: in lower case, without quotation
@@ -116,15 +116,15 @@ class TableStream:
     )
     negative: bool = False
     # Not compared: each declaration creates its own class.
-    row_type: type[Any] = attrs.field(
+    row_type: type[RowT] = attrs.field(
         default=attrs.Factory(lambda self: self._make_row_type(), takes_self=True),
         eq=False,
     )
-    description: StreamDescription = attrs.field(init=False, eq=False, repr=False)
+    description: StreamDescription[RowT] = attrs.field(init=False, eq=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
         self._check_names()
-        fields = len(attrs.fields(self.row_type))
+        fields = len(attrs.fields(self.row_type))  # type: ignore[arg-type]
         if fields != len(self.columns):
             raise StreamConfigurationError(
                 f"stream {self.name}: row type {self.row_type.__name__} has {fields} "
