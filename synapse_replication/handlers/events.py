@@ -247,10 +247,10 @@ class PositionLowered(PositionMovedBack):
 
 @attrs.frozen
 class PositionRefuted(WriterEvent):
-    """The source refuted a token that a writer seemed to have reached.
+    """The source, or the writer, refuted a token that a writer seemed to have reached.
 
     :ivar token: the token in a POSITION, a row or a report.
-    :ivar last_token: the last token that exists in the source.
+    :ivar last_token: the last token that exists, as the source or the writer says.
     """
 
     token: int

@@ -211,14 +211,13 @@ class PostgresStream(Generic[RowT]):
         if upto_token <= self._allocated or is_own:
             sequence = None
 
-        def read(txn: Transaction) -> tuple[StreamUpdateResult, int]:
+        def read(txn: Transaction) -> tuple[StreamUpdateResult, int, bool]:
             last = upto_token if sequence is None else read_sequence(txn, sequence)
-            if upto_token > last + distance and read_role(txn).is_standby:
-                # It may have replayed too little of the sequence, too.
-                last = upto_token
-            upto = upto_token if upto_token <= last + distance else last
+            # A standby may have replayed too little of the sequence, too.
+            is_far = upto_token > last + distance and not read_role(txn).is_standby
+            upto = last if is_far else upto_token
             if upto <= from_token:
-                return StreamUpdateResult([], upto, False), last
+                return StreamUpdateResult([], upto, False), last, is_far
             page, knowledge = query_page(
                 txn,
                 self._queries,
@@ -230,19 +229,17 @@ class PostgresStream(Generic[RowT]):
             )
             if knowledge is not None and knowledge.is_standby:
                 page = self._limit_to(knowledge, instance_name, from_token, page)
-            return page, last
+            return page, last, is_far
 
         name = self.description.name
         try:
             # No statement needs the snapshot of another: later ones only see more.
-            page, last = await self._database.transact(
+            page, last, is_far = await self._database.transact(
                 f"catch_up_{name}", read, autocommit=True
             )
             if sequence is not None:
                 self._allocated = max(self._allocated, last)
-            if upto_token <= last + distance:
-                return page
-            return attrs.evolve(page, last_token=last)
+            return attrs.evolve(page, last_token=last) if is_far else page
         except psycopg2.Error as error:
             raise CatchUpError(
                 f"rows of {name} written by {instance_name} in ({from_token}, "

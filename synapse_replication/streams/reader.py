@@ -117,6 +117,7 @@ class _Link:
     :ivar epoch: the epoch of the writer that was stated last on the link.
     :ivar lost_upto: the reader's position when another link was lost, if only that link
         had carried it.
+    :ivar must_ask: whether the writer's position is to be requested on the link.
     """
 
     heard: int
@@ -126,6 +127,7 @@ class _Link:
     is_from_start: bool = False
     epoch: str | None = None
     lost_upto: int = 0
+    must_ask: bool = False
 
 
 @attrs.define(eq=False)
@@ -214,9 +216,9 @@ class Ask:
 
 @attrs.frozen
 class Refuted:
-    """Action: report that the source has no row at ``token``.
+    """Action: report that there is no row at ``token``.
 
-    :ivar last_token: the last token that exists.
+    :ivar last_token: the last token that exists, as the source or the writer says.
     """
 
     token: int
@@ -276,6 +278,11 @@ class _CatchUp:
         return self.doubt
 
     @property
+    def claimed_upto(self) -> int:
+        """The greatest token that the writer is said to have reached."""
+        return max(self.target, self.doubt or self.target)
+
+    @property
     def is_fetched(self) -> bool:
         """Whether nothing remains to be fetched."""
         return self.settled_upto >= self.requested_upto
@@ -322,6 +329,7 @@ _RESULTS: Final = frozenset(
         ReaderEvent.EPOCH_BEGUN,
         ReaderEvent.ADVANCED,
         ReaderEvent.FAILED,
+        ReaderEvent.BEHIND,
         ReaderEvent.TIMER,
     }
 )
@@ -737,9 +745,11 @@ class Reader:
         if self._policy.resettable and contradicts and is_resettable:
             return self._reset(link, new)
         if catch_up is not None:
-            self._claim(new)
             # A removed writer has come back.
             catch_up.drain_upto = None
+            self._claim(new)
+            if contradicts:
+                self._contradict(state, new)
             return Finding.EXPECTED
         if new < position:
             found = self._below(link, new, contradicts)
@@ -786,6 +796,8 @@ class Reader:
         state.heard = max(state.heard, token)
         if self._catch_up is not None:
             self._claim(token)
+            if contradicts:
+                self._contradict(state, token)
             return Finding.EXPECTED
         if token > self._position:
             return self._advance_to(prev, token)
@@ -852,14 +864,46 @@ class Reader:
         self._begin().epoch = epoch
         return Finding.EXPECTED
 
+    def _contradict(self, state: _Link, token: int) -> None:
+        """Drop claims of a link that now says less, if the source did not confirm them.
+
+        The tokens of a link never descend, so one of its statements is false. If it is
+        this one, the writer's next statement, or its stored position, claims the rows
+        again.
+        """
+        if self._ongoing_catch_up.attempts == 0:
+            return
+        if self._policy.idempotent or self._policy.held_in_memory:
+            # Its tokens may descend, or the source is the writer itself.
+            return
+        state.heard = token
+        self._drop_unsaid()
+
+    def _drop_unsaid(self) -> None:
+        """Drop the claims that no link makes any more, and report that."""
+        catch_up = self._ongoing_catch_up
+        claimed = catch_up.claimed_upto
+        said = max((state.heard for state in self._links.values()), default=claimed)
+        if said >= claimed:
+            return
+        if said < self._position and not self._policy.held_in_memory:
+            self._go_back_to(self.floor)
+        self._drop_claims(said)
+        if said > self.reached:
+            # It may be that of another link, and implausible, too.
+            self._claim(said)
+        if catch_up.claimed_upto < claimed:
+            self._reports.append(Refuted(claimed, said))
+
     def _drop_claims(self, said: int) -> None:
         """Fetch no rows above ``said``: nobody says any more that they exist."""
         catch_up = self._catch_up
         if catch_up is None:
             return
+        said = max(said, catch_up.drain_upto or said)
         catch_up.target = min(catch_up.target, max(said, self.reached))
         if catch_up.doubt is not None and catch_up.doubt > said:
-            catch_up.doubt = None
+            catch_up.doubt, catch_up.has_more_doubts = None, False
 
     def _forget_start(self, state: _Link, token: int) -> None:
         """Record that a writer at ``token`` may have restarted before a link's message.
@@ -1058,6 +1102,22 @@ class Reader:
         """Pause after a failed action; return the failures since the last progress."""
         return self._pause()
 
+    @_on(ReaderEvent.BEHIND)
+    def source_behind(self) -> int:
+        """Pause because the source may lack rows that it will have soon.
+
+        If they do not exist, it never has them, and only their writer knows that: it is
+        asked for its position, less and less often.
+
+        :return: the number of failures since the last progress.
+        """
+        attempts = self._pause()
+        self._drop_unsaid()
+        if attempts > 1 and attempts.bit_count() == 1:
+            for state in self._links.values():
+                state.must_ask |= state.heard > self._ongoing_catch_up.cursor
+        return attempts
+
     @_on(ReaderEvent.TIMER)
     def timer_due(self) -> None:
         """End a pause."""
@@ -1076,8 +1136,8 @@ class Reader:
 
         :param now: the time of the driver's clock, in s.
         """
-        if self._reports:
-            return self._reports.pop(0)
+        if (report := self._next_report()) is not None:
+            return report
         catch_up = self._catch_up
         if catch_up is None or catch_up.pace is _Pace.PAUSED:
             return None
@@ -1109,6 +1169,15 @@ class Reader:
             is_reset = catch_up.rewind_to < self.floor
             return Rewind(catch_up.rewind_to, catch_up.epoch, is_reset=is_reset)
         return self._fetch(catch_up.cursor)
+
+    def _next_report(self) -> Action | None:
+        if self._reports:
+            return self._reports.pop(0)
+        for link, state in self._links.items():
+            if state.must_ask:
+                state.must_ask = False
+                return Ask(link)
+        return None
 
     def _fetch(self, from_token: int) -> Fetch:
         catch_up = self._ongoing_catch_up
@@ -1247,8 +1316,7 @@ class Reader:
             state.is_from_start = other == link and state.phase is not _Phase.WAITING
             if other != link and state.phase is not _Phase.WAITING:
                 state.phase = _Phase.WAITING
-                if state.epoch is None:
-                    self._reports.append(Ask(other))
+                state.must_ask |= state.epoch is None
         return Finding.RESET
 
     def _accepts_epoch(self, result: StreamUpdateResult) -> bool:
@@ -1273,9 +1341,8 @@ class Reader:
         catch_up = self._ongoing_catch_up
         is_exact = self._policy.held_in_memory
         limit = last_token + (0 if is_exact else self._policy.tolerance)
-        claimed = max(catch_up.target, catch_up.doubt or catch_up.target)
-        if claimed > limit:
-            self._reports.append(Refuted(claimed, last_token))
+        if catch_up.claimed_upto > limit:
+            self._reports.append(Refuted(catch_up.claimed_upto, last_token))
         is_lossy = catch_up.has_more_doubts or catch_up.target > limit
         if catch_up.doubt is not None and catch_up.doubt > limit:
             catch_up.doubt, catch_up.has_more_doubts = None, False
@@ -1380,6 +1447,7 @@ class Reader:
             link: (
                 each.heard, _PHASES.index(each.phase), len(each.pending), each.is_lossy,
                 each.is_from_start and with_epochs, each.epoch or "", each.lost_upto,
+                each.must_ask,
             )
             for link, each in self._links.items()
         }  # fmt: skip
@@ -1413,10 +1481,10 @@ class Reader:
             self._due, self._start,
         ) = frozen  # fmt: skip
         self._links = {}
-        for link, (heard, phase, pending, lossy, first, epoch, lost) in links.items():
+        for link, (heard, phase, pending, lossy, first, epoch, *rest) in links.items():
             self._links[link] = _Link(
                 heard, _PHASES[phase], [b""] * pending, lossy, first, epoch or None,
-                lost,
+                *rest,
             )  # fmt: skip
         self._empty = self._catch_up = self._request = self._page = None
         if empty is not None:

@@ -46,6 +46,7 @@ class ReaderEvent(enum.Enum):
     EPOCH_BEGUN = "an epoch was begun"
     ADVANCED = "the position was advanced"
     FAILED = "an action failed"
+    BEHIND = "the source is behind"
     TIMER = "the timer is due"
     NEXT = "the next action is taken"
 
@@ -297,6 +298,13 @@ ROWS: Final[Mapping[ReaderEvent, Sequence[Row]]] = {
         Row(
             (State.DUE, State.FETCHING, State.DELIVERING),
             "The catch-up pauses.",
+            (State.PAUSED,),
+        ),
+    ),
+    ReaderEvent.BEHIND: (
+        Row(
+            (State.FETCHING,),
+            "The catch-up pauses, and the writer is asked for its position.",
             (State.PAUSED,),
         ),
     ),

@@ -6,11 +6,14 @@ import contextlib
 import copy
 import json
 import re
+from functools import partial
 
 import psycopg2
 
+from scripts.tools import hostile
 from tests.integration.deployment import (
     _SCHEMA,
+    PATIENCE,
     DeploymentTestCase,
     expected_rows,
     get_over_socket,
@@ -96,12 +99,16 @@ class StandbyReaderTests(DeploymentTestCase):
         self.wait_until("all rows", lambda: len(self.journal("notes")) >= 15)
         rows = [row for entry in self.journal("notes") for row in entry["rows"]]
         self.assertEqual(rows, expected_rows(15))
+        self.wait_until("the reader is live", self.is_live)
 
-        def is_live() -> bool:
-            status = json.loads(get_over_socket(self.page, "/status.json"))
-            return {w["condition"] for w in status["writers"]} == {"live"}
+    def has_refuted(self, count: int) -> bool:
+        metrics = get_over_socket(self.page, "/metrics")
+        pattern = rf"^synapse_replication_discarded_total.*implausible.* {count}\b"
+        return re.search(pattern, metrics, re.MULTILINE) is not None
 
-        self.wait_until("the reader is live", is_live)
+    def is_live(self) -> bool:
+        status = json.loads(get_over_socket(self.page, "/status.json"))
+        return {writer["condition"] for writer in status["writers"]} == {"live"}
 
     def test_with_extension(self) -> None:
         """Rows that the standby lacks are waited for, visibly, and then delivered."""
@@ -110,6 +117,30 @@ class StandbyReaderTests(DeploymentTestCase):
     def test_without_extension(self) -> None:
         """The same without the extension."""
         self.check(extension=False)
+
+    def test_false_positions(self) -> None:
+        """
+        A reader of a standby asks a writer whose position seems to be far, or near, and
+        is false; the writer says nothing else meanwhile.
+        """
+        self.shared["synapse_replication"]["extension"] = {"enabled": False}
+        self.configure(str(self.servers.primary.directory))
+        self.start("main", self.main)
+        self.wait_until_up("main")
+        self.configure(str(self.servers.standby.directory))
+        self.start("worker", self.worker)
+        self.wait_until_up("worker")
+        self.write_upto(3)
+        self.wait_for_rows(3)
+        port = self.shared["redis"]["port"]
+        name = self.shared["server_name"]
+        for number, token in enumerate((2**62, 500), 1):
+            line = f"POSITION notes master {token} {token}"
+            hostile.publish(port, name, [line.encode()], PATIENCE)
+            self.wait_until(f"{token} is refuted", partial(self.has_refuted, number))
+            self.wait_until("the reader is live", self.is_live)
+            self.write_upto(3 + number)
+            self.wait_for_rows(3 + number)
 
     def test_writer(self) -> None:
         """A process that writes does not start with a standby, and says why."""

@@ -286,8 +286,19 @@ class Cluster:
                     for name, process in self.processes.items()
                     if process.position(stream, writer) != own
                 ]
+        found += self._catching_up()
         found += self._differing_views()
         return found + self._differing_persisted()
+
+    def _catching_up(self) -> list[str]:
+        return [
+            f"{name} is fetching {stream} of {writer}"
+            for name, process in self.processes.items()
+            for stream, receiver in process.handler.receivers.items()
+            for writer, reader in receiver.readers().items()
+            # Nobody answers for a writer that does not exist.
+            if reader.is_catching_up and writer in self.writers[stream]
+        ]
 
     def _differing_views(self) -> list[str]:
         found = []

@@ -130,6 +130,13 @@ class StandbyTests(TestCase):
         with self.assertRaisesRegex(DatabaseBehindError, "but 5000000 was announced"):
             await self.fetch(1, 5_000_000)
 
+    async def test_false_token(self) -> None:
+        """A token that a page does not reach is not taken for that of the sequence."""
+        self.write(2, 3, stored=3)
+        self.pause()
+        self.assertEqual(await self.fetch(1, 2**62), ([2, 3], 3, True))
+        self.assertFalse(self.stream.is_plausible("w1", 2**61))
+
     async def test_rows_between(self) -> None:
         """Rows between two tokens are returned if the standby has all of them."""
         self.write(2, stored=2)

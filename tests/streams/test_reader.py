@@ -780,6 +780,132 @@ class PauseTests(SynchronousTestCase):
         self.assertEqual(driven.requested(), (0, 9))
 
 
+class BehindTests(SynchronousTestCase):
+    """A source that does not have the claimed rows yet, or never will."""
+
+    def claimed(self, *tokens: int, links: str = "a") -> Driven:
+        """Return a reader at 0 of which each link, in order, claims a token."""
+        driven = Driven(links=links)
+        for link in links:
+            driven.open(0, link)
+        for link, token in zip(links, tokens, strict=True):
+            driven.reader.announced(link, token, token, 0.0)
+        driven.take()
+        return driven
+
+    def behind(self, driven: Driven) -> list[Action]:
+        """Let the source be behind, and the pause end; return the actions."""
+        driven.reader.source_behind()
+        found = driven.take()
+        driven.reader.timer_due()
+        return found + driven.take()
+
+    def test_claim_that_is_repeated(self) -> None:
+        """A claim that its link does not contradict remains."""
+        driven = self.claimed(9)
+        for _ in range(10):
+            self.behind(driven)
+            driven.reader.reported("a", 9, 9, 0.0)
+        self.assertEqual(driven.requested(), (0, 9))
+
+    def test_false_position(self) -> None:
+        """A claim is dropped if its link says less, and the rows up to that remain."""
+        for false in (500, 5000):
+            driven = self.claimed(false)
+            self.behind(driven)
+            driven.reader.reported("a", 3, 3, 0.0)
+            self.assertTrue(driven.page(3, upto=3))
+            driven.take()
+            self.assertEqual(driven.rows, [3])
+            self.assertEqual(driven.reader.position, 3)
+            self.assertIs(driven.reader.state, State.LIVE)
+
+    def test_false_position_is_reported(self) -> None:
+        """A claim that is dropped is reported."""
+        for false in (500, 5000):
+            driven = self.claimed(false)
+            self.behind(driven)
+            driven.reader.announced("a", 0, 0, 0.0)
+            self.assertEqual(driven.take()[0], Refuted(false, 0))
+            self.behind(driven)
+            self.assertIs(driven.reader.state, State.LIVE)
+
+    def test_not_tried(self) -> None:
+        """A claim about which the source was not asked remains."""
+        driven = self.claimed(500)
+        driven.reader.reported("a", 3, 3, 0.0)
+        self.assertEqual(driven.requested(), (0, 500))
+
+    def test_slower_link(self) -> None:
+        """A link does not contradict what only another one says."""
+        driven = self.claimed(9, 3, links="ab")
+        self.behind(driven)
+        driven.reader.announced("b", 4, 4, 0.0)
+        driven.take()
+        self.assertEqual(driven.requested(), (0, 9))
+
+    def test_claim_of_another_link(self) -> None:
+        """Of several claims, those of other links remain, even if not plausible."""
+        for other, expected in ((7, 7), (4000, 4000)):
+            driven = self.claimed(5000, other, links="ab")
+            self.behind(driven)
+            driven.reader.announced("a", 0, 0, 0.0)
+            driven.take()
+            self.behind(driven)
+            self.assertEqual(driven.requested(), (0, expected))
+
+    def test_claim_of_a_lost_link(self) -> None:
+        """What only a lost link said is dropped, if another link is up."""
+        driven = self.claimed(500, 3, links="ab")
+        driven.reader.link_lost("a")
+        self.behind(driven)
+        self.assertEqual(driven.requested(), (0, 3))
+
+    def test_empty_range(self) -> None:
+        """A position that was believed, and that its link contradicts, is lowered."""
+        driven = self.claimed(0)
+        driven.reader.announced("a", 0, 500, 0.0)
+        driven.take()
+        self.assertEqual(driven.position, 500)
+        driven.reader.announced("a", 500, 500, 0.0)
+        driven.take()
+        self.behind(driven)
+        driven.reader.announced("a", 3, 3, 0.0)
+        driven.take()
+        self.assertEqual((driven.position, driven.requested()), (0, (0, 3)))
+
+    def test_last_rows_of_a_removed_writer(self) -> None:
+        """They are not claimed by any link."""
+        driven = self.claimed(4)
+        driven.reader.removed(9, is_deleted=True)
+        driven.take()
+        self.behind(driven)
+        driven.reader.reported("a", 3, 3, 0.0)
+        self.assertEqual(driven.take(), [])
+        self.assertEqual(driven.requested(), (0, 9))
+
+    def test_caches(self) -> None:
+        """The tokens of an idempotent stream may descend."""
+        driven = Driven(CACHES)
+        driven.open(0)
+        driven.reader.announced("a", 500, 500, 0.0)
+        driven.take()
+        self.behind(driven)
+        driven.reader.reported("a", 3, 3, 0.0)
+        driven.take()
+        self.assertEqual(driven.requested(), (0, 500))
+
+    def test_writer_is_asked(self) -> None:
+        """
+        The writer's position is requested on the links that claim rows, less and less
+        often.
+        """
+        driven = self.claimed(9, 0, links="ab")
+        asked = [n for n in range(1, 20) if Ask("a") in self.behind(driven)]
+        self.assertEqual(asked, [2, 4, 8, 16])
+        self.assertNotIn(Ask("b"), self.behind(driven))
+
+
 class EpochTests(SynchronousTestCase):
     """Epochs of a stream that is held in memory."""
 

@@ -25,6 +25,7 @@ from twisted.internet.defer import Deferred
 from typing_extensions import override
 
 from scripts.tools.explore.world import MOMENT, Bounds, Event, Kind, World, policy_of
+from synapse_replication.errors import DatabaseBehindError
 from synapse_replication.handlers import events
 from synapse_replication.handlers.observer import ReplicationObserver, handles
 from synapse_replication.handlers.receiving.context import (
@@ -482,6 +483,9 @@ class Driven:
     def _no_answer(self, *_: Any) -> None:
         self._respond(RuntimeError("no answer"))
 
+    def _behind(self, *_: Any) -> None:
+        self._respond(DatabaseBehindError("the standby lacks the row"))
+
     def _done(self, *_: Any) -> None:
         waiting, self._waiting = self._waiting, None
         effect, self._effect = self._effect, lambda: None
@@ -607,6 +611,7 @@ _ACTS: dict[str, Callable[..., None]] = {
         "_backlog",
         "_page",
         "_no_answer",
+        "_behind",
         "_done",
         "_fail",
         "_unreadable",

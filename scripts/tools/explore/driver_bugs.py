@@ -12,6 +12,7 @@ import attrs
 
 from scripts.tools.explore.driven import Comparison, compare
 from scripts.tools.explore.world import Bounds, Kind
+from synapse_replication.errors import DatabaseBehindError
 from synapse_replication.handlers.receiving.writer_receiver import WriterReceiver
 from synapse_replication.streams.reader import Fetch, Rewind
 from synapse_replication.wire.commands import PositionCommand
@@ -70,6 +71,15 @@ def _ignores_failures(original: Any) -> Callable[..., None]:
         self.reader.failed()
 
     return fail
+
+
+def _takes_a_standby_for_broken(original: Any) -> Callable[..., Any]:
+    def accept_page(self: WriterReceiver, fetch: Fetch, result: Any) -> Any:
+        if isinstance(result, DatabaseBehindError):
+            result = RuntimeError("no answer")
+        return original(self, fetch, result)
+
+    return accept_page
 
 
 def _cuts_pages(original: Any) -> Callable[..., Any]:
@@ -141,6 +151,12 @@ BUGS: Mapping[str, DriverBug] = {
     ),
     "a failed fetch is not repeated": DriverBug(
         "_fail", _ignores_failures, Kind.DATABASE, _ONE_FAILURE
+    ),
+    "a standby that lags is no evidence": DriverBug(
+        "_accept_page",
+        _takes_a_standby_for_broken,
+        Kind.STANDBY,
+        Bounds(ids=1, lies=1),
     ),
     "the end of a page is not delivered": DriverBug(
         "_deliver_page", _cuts_pages, Kind.DATABASE, Bounds(ids=2)

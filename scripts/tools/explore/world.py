@@ -36,6 +36,7 @@ from synapse_replication.streams import reader as machine
 from synapse_replication.streams.reader import (
     Action,
     Advance,
+    Ask,
     BeginEpoch,
     Fetch,
     Finished,
@@ -68,6 +69,7 @@ class Kind(enum.Enum):
     """The kind of the stream."""
 
     DATABASE = "database"
+    STANDBY = "standby"  #: the source is a standby, which may lag behind
     CACHES = "caches"  #: rows may be delivered late or twice
     MEMORY = "memory"  #: the writer states its epoch
     HOST_MEMORY = "host memory"  #: so, too, but a page of its rows does not
@@ -147,6 +149,7 @@ def policy_of(kind: Kind) -> ReaderPolicy:
 
 _POLICIES: Final = {
     Kind.DATABASE: ReaderPolicy(tolerance=DISTANCE),
+    Kind.STANDBY: ReaderPolicy(tolerance=DISTANCE),
     Kind.CACHES: ReaderPolicy(idempotent=True, tolerance=DISTANCE),
     Kind.MEMORY: ReaderPolicy(resettable=True, held_in_memory=True),
     Kind.HOST_MEMORY: ReaderPolicy(resettable=True, held_in_memory=True),
@@ -162,11 +165,14 @@ class WorldLink:
     :ivar token: the writer's position at this place of the log.
     :ivar life: the writer's process at this place.
     :ivar said: whether the epoch of this process was stated on this link.
+    :ivar asked: whether a standby's reader has requested the position on it.
     :ivar hidden: the tokens of rows of which a silent loss deprived the link, as bits.
     :ivar carried: the tokens of rows that arrived on it, as bits.
     """
 
-    __slots__ = ("at", "carried", "half", "hidden", "life", "said", "token", "up")
+    __slots__ = (
+        "asked", "at", "carried", "half", "hidden", "life", "said", "token", "up",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -176,6 +182,7 @@ class WorldLink:
         token: int = 0,
         life: int = 0,
         said: bool = False,
+        asked: bool = False,
         hidden: int = 0,
         carried: int = 0,
     ) -> None:
@@ -185,6 +192,7 @@ class WorldLink:
         self.token = token
         self.life = life
         self.said = said
+        self.asked = asked
         self.hidden = hidden
         self.carried = carried
 
@@ -287,7 +295,12 @@ class World:
     @property
     def in_memory(self) -> bool:
         """Whether the rows exist only in the writer's memory."""
-        return self.kind not in (Kind.DATABASE, Kind.CACHES)
+        return self.kind not in (Kind.DATABASE, Kind.STANDBY, Kind.CACHES)
+
+    @property
+    def is_in_order(self) -> bool:
+        """Whether the rows are in tables, and neither late nor repeated."""
+        return self.kind in (Kind.DATABASE, Kind.STANDBY)
 
     @property
     def states_epochs(self) -> bool:
@@ -317,7 +330,8 @@ class World:
             of_reader = *rest, 0.0, start
         links = []
         for number, link in enumerate(self.links):
-            heard = link.token, link.life, link.said, of_links.get(number, ())
+            of_link = of_links.get(number, ())
+            heard = link.token, link.life, link.said, link.asked, of_link
             place = link.up, link.at, link.half, link.hidden, link.carried
             links.append((heard, place, number))
         links.sort()
@@ -429,6 +443,10 @@ class World:
         if self.answer is not None:
             yield ("page",)
             return
+        if self.kind is Kind.STANDBY:
+            yield ("behind",)
+            if self.sent <= fetch.from_token:
+                return
         yield ("answer", False)
         if len(self.rows(fetch.from_token, fetch.upto_token)) > 1:
             yield ("answer", True)
@@ -740,6 +758,7 @@ class World:
                 self._announce(number, "announced", number, prev, new, 0.0)
 
     def _on_position(self, number: int) -> None:
+        self.links[number].asked = False
         token = self.links[number].token
         if not self.reader.follows(number, token):
             self._announce(number, "announced", number, token, token, 0.0)
@@ -875,7 +894,10 @@ class World:
                 last = upto = self._written
         elif upto > self.known:
             self.known = self._allocated()
-            if upto > self.known + DISTANCE:
+            if self.kind is Kind.STANDBY:
+                # The writer stores what it has sent.
+                upto = min(upto, self.sent)
+            elif upto > self.known + DISTANCE:
                 last = upto = self.known
         rows = self.rows(from_token, upto)
         if is_limited and len(rows) > 1:
@@ -900,6 +922,13 @@ class World:
     def _on_no_answer(self) -> None:
         self._spend(FAIL)
         self._fail()
+
+    def _on_behind(self) -> None:
+        """Answer from a snapshot that does not know the next rows."""
+        self.reader.source_behind()
+        self.note("reader.source_behind()")
+        self._pause(-1)
+        self.busy = ("resume",)
 
     def _on_page(self) -> None:
         fetch, reader = self.fetch, self.reader
@@ -1128,6 +1157,9 @@ class World:
         elif isinstance(action, Finished):
             self.timer = 0
             self.wait = None
+        elif isinstance(action, Ask):
+            # Elsewhere, it makes no difference: a POSITION may arrive at any time.
+            self.links[action.link].asked = self.kind is Kind.STANDBY
 
     def _deliver(self, token: int, life: int) -> None:
         self.note(f"delivered: row {token}" + (f" of process {life}" if life else ""))
@@ -1198,7 +1230,7 @@ class World:
         if not self.bounds.lies and self.known >= len(self.ids) - DISTANCE:
             # All tokens are plausible, now and later.
             self.known = len(self.ids)
-        if self.kind is Kind.DATABASE:
+        if self.is_in_order:
             self._settle()
 
     def _settle(self) -> None:
@@ -1243,7 +1275,7 @@ class World:
         if not all(map(reader.is_complete_on, self._numbers_up())):
             return "a link is not complete"
         # A false position may remain if no row shows that it is false.
-        may_differ = self.lie and (self.kind is not Kind.DATABASE or self.forgiven)
+        may_differ = self.lie and (not self.is_in_order or self.forgiven)
         if self.position != self.sent and not may_differ:
             return f"the position is {self.position}, not {self.sent}"
         return None
@@ -1277,9 +1309,16 @@ class World:
         if self.busy is not None:
             return ("done",)
         if self.fetch is not None:
-            return ("answer", False) if self.answer is None else ("page",)
+            if self.answer is not None:
+                return ("page",)
+            is_behind = self.kind is Kind.STANDBY and self.sent <= self.fetch.from_token
+            return ("behind",) if is_behind else ("answer", False)
         if self.timer_due:
             return ("timer",)
+        for number, link in enumerate(self.links):
+            if link.asked:
+                is_next = link.at < len(self.log)
+                return ("message" if is_next else "position", number)
         if self.timer:
             return ("moment",) if self.timer > 0 else ("time",)
         return None

@@ -41,6 +41,7 @@ def _bounds(
 SHALLOW: Mapping[str, tuple[Kind, Bounds]] = {
     "database, stored positions": (Kind.DATABASE, _bounds(1, 1, 1, stored=True)),
     "database, lie": (Kind.DATABASE, Bounds(ids=1, links=1, lies=1)),
+    "standby, lie": (Kind.STANDBY, Bounds(ids=1, links=1, lies=1)),
     "stock memory": (Kind.STOCK_MEMORY, _bounds(2, 1, 1)),
     "database, two links": (Kind.DATABASE, Bounds(ids=2, links=2)),
     "database": (Kind.DATABASE, _bounds(2, 1, 1, removals=1)),
@@ -66,6 +67,10 @@ COMPARED: Mapping[str, tuple[Kind, Bounds]] = {
 
 #: The worlds that ``scripts/explore`` explores as well, about the smallest first.
 DEEP: Mapping[str, tuple[Kind, Bounds]] = {
+    "standby": (Kind.STANDBY, _bounds(2, 1, 1)),
+    "standby, lie, all faults": (Kind.STANDBY, _bounds(1, 1, 1, lies=1)),
+    "standby, lie, two ids": (Kind.STANDBY, _bounds(2, 1, 1, lies=1)),
+    "standby, lie, two links": (Kind.STANDBY, _bounds(1, 2, 1, lies=1)),
     "stock memory, lie": (Kind.STOCK_MEMORY, _bounds(2, 1, 1, lies=1)),
     "stock memory, two links": (Kind.STOCK_MEMORY, _bounds(2, 2, 1)),
     "memory, two ids and links": (Kind.MEMORY, Bounds(ids=2, links=2)),

@@ -562,6 +562,9 @@ class WriterReceiver:
         if self.reader.request is not fetch:
             # The page is not wanted any more.
             return None
+        if isinstance(result, DatabaseBehindError):
+            self._retry_later(self.reader.source_behind(), result)
+            return None
         if isinstance(result, Exception):
             self._fail(result)
             return None

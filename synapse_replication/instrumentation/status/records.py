@@ -175,7 +175,7 @@ class WriterRecord(Struct):
             del self.undelivered[1::2]
 
     def end_catch_up_problems(self) -> None:
-        """Record that the catch-up has made progress."""
+        """Record that the catch-up has made progress, or lacks less than it seemed."""
         self.problems.pop(StallReason.CATCH_UP_FAILS, None)
         self.problems.pop(StallReason.DATABASE_BEHIND, None)
 

@@ -295,6 +295,7 @@ class StatusObserver(ReplicationObserver):
             ]
             writer.undelivered = undelivered
             writer.announced = undelivered[-1][0] if undelivered else writer.position
+            writer.end_catch_up_problems()
 
     @handles(events.AheadOfWriter)
     def _ahead_of_writer(self, event: events.AheadOfWriter) -> None:
