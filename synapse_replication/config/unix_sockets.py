@@ -7,6 +7,10 @@ host, ids are reused. Here, a socket is in use if something accepts a connection
 While a process looks and binds, it holds a lock (``flock``) on the folder, which the
 kernel releases when the process ends, so that two processes that start at the same time
 cannot both take the place.
+
+A process that ends removes its socket, but not that of a successor at the same path.
+While a socket is open, the number of its file is not used again, even if the file was
+removed.
 """
 
 from __future__ import annotations
@@ -21,9 +25,12 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 import attrs
+from twisted.internet import tcp, unix
 from twisted.internet.defer import Deferred, execute
 from twisted.internet.error import CannotListenError
 from twisted.internet.interfaces import IStreamServerEndpoint
+from twisted.python.failure import Failure
+from typing_extensions import override
 from zope.interface import implementer
 
 #: How long to wait for the answer of a listening process, in s. It is immediate, except
@@ -57,13 +64,40 @@ class UnixSocketEndpoint:
                 raise CannotListenError(  # type: ignore[no-untyped-call]
                     "unix", self.path, error
                 ) from error
-            return self._reactor.listenUNIX(
-                self.path, factory, backlog=self.backlog, mode=self.mode, wantPID=False
-            )
+            path = os.fsencode(self.path)
+            port = _Port(path, factory, self.backlog, self.mode, self._reactor)
+            port.startListening()
+            return port
+
+
+class _Port(unix.Port):
+    """A port that removes its socket only as long as it is its own."""
+
+    @override
+    def startListening(self) -> None:
+        super().startListening()  # type: ignore[no-untyped-call]
+        self._file = _file_number(self._bindPath)
+
+    @override
+    def connectionLost(self, reason: Failure) -> None:
+        with _locked_folder(os.path.dirname(self._bindPath) or b"."):
+            if _file_number(self._bindPath) == self._file:
+                os.unlink(self._bindPath)
+        # Not that of unix.Port, which removes whatever has the path.
+        tcp.Port.connectionLost(self, reason)  # type: ignore[no-untyped-call]
+
+
+def _file_number(path: bytes) -> tuple[int, int] | None:
+    """Return the device and the inode of a file; ``None`` if there is none."""
+    try:
+        found = os.lstat(path)
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 @contextmanager
-def _locked_folder(folder: str) -> Iterator[None]:
+def _locked_folder(folder: str | bytes) -> Iterator[None]:
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     except OSError:

@@ -19,6 +19,7 @@ from synapse_replication.config.endpoints import (
 from synapse_replication.config.listener_safety import Listener
 from synapse_replication.config.process import ProcessConfig
 from synapse_replication.config.replication_options import ReplicationOptions
+from synapse_replication.config.unix_sockets import UnixSocketEndpoint
 from synapse_replication.errors import ConfigError
 from synapse_replication.testing.certificates import PrivateAuthority
 from synapse_replication.testing.private_process import free_port
@@ -63,10 +64,9 @@ class EndpointTests(SynchronousTestCase):
     def test_listener_socket(self) -> None:
         """A listener may be a Unix socket, whatever its path looks like."""
         (description,) = listener_descriptions(listener(path="/run/a:b=c"))
-        self.successResultOf(
-            server_endpoint(self.reactor, description, options()).listen(Factory())
-        )
-        self.assertEqual(self.reactor.unixServers[0][0], "/run/a:b=c")
+        endpoint = server_endpoint(self.reactor, description, options())
+        assert isinstance(endpoint, UnixSocketEndpoint)
+        self.assertEqual(endpoint.path, "/run/a:b=c")
 
     def test_socket_modes(self) -> None:
         """Only HTTP, or a description with a mode, lets other users connect."""
@@ -79,8 +79,8 @@ class EndpointTests(SynchronousTestCase):
             ("unix:/run/b:mode=660", 0o660),
         ):
             endpoint = server_endpoint(self.reactor, description, options())
-            self.successResultOf(endpoint.listen(Factory()))
-            self.assertEqual(self.reactor.unixServers[-1][3], mode, description)
+            assert isinstance(endpoint, UnixSocketEndpoint)
+            self.assertEqual(endpoint.mode, mode, description)
 
     def test_bad_descriptions(self) -> None:
         """A description that Twisted cannot parse is an error with a hint."""

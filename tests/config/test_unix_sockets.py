@@ -59,6 +59,25 @@ class UnixSocketEndpointTests(FilesMixin, TestCase):
         with socket.socket(socket.AF_UNIX) as client:
             client.connect(self.path)
 
+    async def test_replaced(self) -> None:
+        """
+        A process that ends leaves the socket of its successor; its own stays open until
+        then, so that the number of its file is not used again.
+        """
+        predecessor = await self.listen()
+        os.unlink(self.path)
+        await self.listen()
+        await predecessor.stopListening()
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(self.path)
+
+    async def test_removed(self) -> None:
+        """A socket that someone has removed does not prevent a clean end."""
+        port = await self.listen()
+        os.unlink(self.path)
+        await port.stopListening()
+        self.assertFalse(port.connected)
+
     async def test_no_socket(self) -> None:
         """A file that is no socket is not removed."""
         self.write("s", "precious")
