@@ -31,31 +31,49 @@ may follow. ``scripts/explore`` takes each entry, except those that it names a u
 for, and no other. If another event happens, or another state follows, this package has
 a defect: that is reported, and all rows above the floor are fetched.
 
+``reader_state.py`` has what a reader stores of links, of an empty range and of a
+catch-up; ``reader_decisions.py`` has what it returns.
+
 See docs/reader.rst, and docs/failure-modes.rst: failure-gap-per-writer,
 failure-two-links.
 """
 
 from __future__ import annotations
 
-import enum
 from bisect import bisect_left
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import wraps
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeVar
 
 import attrs
 
 from synapse_replication.errors import CatchUpError
 from synapse_replication.streams.pages import Page, to_page
+from synapse_replication.streams.reader_decisions import (
+    Action,
+    Advance,
+    Ask,
+    BeginEpoch,
+    Connected,
+    Fetch,
+    Finding,
+    Finished,
+    Pause,
+    Refuted,
+    Rewind,
+    Verdict,
+)
+from synapse_replication.streams.reader_state import (
+    CatchUpPace,
+    CatchUpState,
+    EmptyRange,
+    Frozen,
+    LinkPhase,
+    LinkState,
+)
 from synapse_replication.streams.reader_table import TABLE, ReaderEvent, State
 from synapse_replication.streams.stream import StreamUpdateResult
 
-#: The minimum time for which an empty range can be found to be false, in s, if no row
-#: follows it. If older ranges were not forgotten, the check of a writer that was idle
-#: for days would query the tokens of all these days.
-EMPTY_RANGE_WINDOW: Final = 60.0
-#: The shortest interval between two checks of an empty range, in s.
-EMPTY_RANGE_CHECK_INTERVAL: Final = 1.0
 #: The number of catch-ups that can begin without delay in a burst, and the interval
 #: between further ones, in s. A claim costs a query, so it must not occupy a reader for
 #: long; and it must not delay a reader for longer than the interval, either.
@@ -65,232 +83,8 @@ INTERVAL: Final = 0.1
 MAX_EXPECTED: Final = 1000
 
 
-class Verdict(enum.Enum):
-    """The decision about the rows of a token that arrived."""
-
-    DELIVER = "deliver"
-    FETCH = "fetch"  #: they are fetched instead
-    OLD = "old"  #: they were delivered before, or cannot be placed
-
-
-class Finding(enum.Enum):
-    """The conclusion from an announcement."""
-
-    NOTHING = "nothing"  #: the position is already known
-    EXPECTED = "expected"  #: the reader follows
-    GAP = "gap"  #: rows did not arrive
-    RESET = "reset"  #: the position is rewound
-    AHEAD = "ahead"  #: rows beyond the writer's own position were delivered
-
-
-class _Phase(enum.Enum):
-    """How much of a writer's rows a link is known to carry."""
-
-    WAITING = "waiting"  #: no POSITION was handled
-    OPENING = "opening"  #: rows before its POSITION are being fetched
-    COMPLETE = "complete"
-
-
 class UnexpectedEventError(Exception):
     """An event happened that the table does not expect: a defect of this package."""
-
-
-class _Pace(enum.Enum):
-    """Whether the next fetch of a catch-up may begin."""
-
-    NEW = "new"  #: after it is admitted by the limit of BURST and INTERVAL
-    PAUSED = "paused"  #: when the timer is due
-    ADMITTED = "admitted"
-
-
-@attrs.define(eq=False)
-class _Link:
-    """The state of one link, with regard to the writer.
-
-    :ivar heard: the greatest token that the link has carried, or the reader's position
-        when the link came up, unless another link carried it. A lower token contradicts
-        what was heard.
-    :ivar pending: the JSON texts of the rows of an unfinished batch.
-    :ivar is_lossy: whether rows of the next batch, or rows before it, were lost.
-    :ivar is_from_start: whether all rows delivered so far may have arrived on this
-        link, from the writer's process that it has now.
-    :ivar epoch: the epoch of the writer that was stated last on the link.
-    :ivar lost_upto: the reader's position when another link was lost, if only that link
-        had carried it.
-    :ivar must_ask: whether the writer's position is to be requested on the link.
-    """
-
-    heard: int
-    phase: _Phase = _Phase.WAITING
-    pending: list[bytes] = attrs.field(factory=list)
-    is_lossy: bool = False
-    is_from_start: bool = False
-    epoch: str | None = None
-    lost_upto: int = 0
-    must_ask: bool = False
-
-
-@attrs.define(eq=False)
-class _EmptyRange:
-    """The range over which the position advanced without rows, up to ``end``.
-
-    It holds at least the moves of the last :data:`EMPTY_RANGE_WINDOW` seconds.
-    """
-
-    start: int
-    end: int
-    middle: int
-    since: float
-    check_from: float = 0.0
-
-    def extend(self, end: int, now: float) -> None:
-        """Move the end; forget moves that are older than the window."""
-        if now - self.since > EMPTY_RANGE_WINDOW:
-            self.start, self.middle, self.since = self.middle, self.end, now
-        self.end = end
-
-    def settle(self, upto: int) -> None:
-        """Remove the tokens up to ``upto``, whose rows were delivered."""
-        self.start = max(self.start, upto)
-        self.middle = max(self.middle, upto)
-
-
-@attrs.frozen(eq=False)
-class Fetch:
-    """Action: fetch one page of the rows in ``(from_token, upto_token]``.
-
-    :ivar from_source: whether to ask the stream's own source, not the writer's backlog.
-    """
-
-    from_token: int
-    upto_token: int
-    from_source: bool
-
-
-@attrs.frozen
-class Rewind:
-    """Action: lower the position to ``token``, and begin ``epoch`` unless ``None``.
-
-    :ivar is_reset: whether rows above ``token`` were delivered.
-    """
-
-    token: int
-    epoch: str | None = None
-    is_reset: bool = attrs.field(default=False, eq=False, repr=False, kw_only=True)
-
-
-@attrs.frozen
-class BeginEpoch:
-    """Action: record that the delivered rows, from token 0 on, belong to ``epoch``."""
-
-    epoch: str
-
-
-@attrs.frozen
-class Advance:
-    """Action: raise the position to ``token``."""
-
-    token: int
-
-
-@attrs.frozen
-class Pause:
-    """Action: wait for ``seconds``, then report :attr:`ReaderEvent.TIMER`."""
-
-    seconds: float
-
-
-@attrs.frozen
-class Connected:
-    """Action: report that a link became complete."""
-
-    link: Any
-
-
-@attrs.frozen
-class Ask:
-    """Action: request the writer's position on a link, by REPLICATE."""
-
-    link: Any
-
-
-@attrs.frozen
-class Refuted:
-    """Action: report that there is no row at ``token``.
-
-    :ivar last_token: the last token that exists, as the source or the writer says.
-    """
-
-    token: int
-    last_token: int
-
-
-@attrs.frozen
-class Finished:
-    """Action: report that a catch-up ended.
-
-    :ivar drained_upto: the last token of a removed writer; ``None`` for another writer.
-    """
-
-    drained_upto: int | None
-
-
-Action: TypeAlias = (
-    Fetch | Rewind | BeginEpoch | Advance | Pause | Connected | Ask | Refuted | Finished
-)
-
-
-@attrs.define(eq=False)
-class _CatchUp:
-    """A catch-up: what is missing, and how far it is.
-
-    :ivar cursor: the rows up to it are not missing any more.
-    :ivar target: the greatest plausible token that the writer is said to have reached.
-    :ivar empty_upto: the end of the range above the cursor that is said to be empty. It
-        is not fetched, unless rows above it are.
-    :ivar doubt: the greatest implausible one, if any.
-    :ivar has_more_doubts: whether there were others, of which one may be true.
-    :ivar rewind_to: the position to rewind to first, if any.
-    :ivar epoch: the epoch that begins, if any.
-    :ivar unreadable_upto: the rows up to it must come from the stream's own source.
-    :ivar drain_upto: the last token of the writer, if it was removed.
-    :ivar attempts: the number of failures since the last progress.
-    :ivar pace: whether the next fetch may begin.
-    """
-
-    cursor: int
-    target: int
-    empty_upto: int
-    doubt: int | None = None
-    has_more_doubts: bool = False
-    rewind_to: int | None = None
-    epoch: str | None = None
-    unreadable_upto: int | None = None
-    drain_upto: int | None = None
-    attempts: int = 0
-    pace: _Pace = _Pace.NEW
-
-    @property
-    def requested_upto(self) -> int:
-        """The token up to which the next page is requested."""
-        if self.doubt is None or self.settled_upto < self.target:
-            return self.target
-        return self.doubt
-
-    @property
-    def claimed_upto(self) -> int:
-        """The greatest token that the writer is said to have reached."""
-        return max(self.target, self.doubt or self.target)
-
-    @property
-    def is_fetched(self) -> bool:
-        """Whether nothing remains to be fetched."""
-        return self.settled_upto >= self.requested_upto
-
-    @property
-    def settled_upto(self) -> int:
-        """The token up to which nothing remains to be fetched."""
-        return max(self.cursor, self.empty_upto)
 
 
 @attrs.frozen
@@ -387,11 +181,11 @@ class Reader:
     # The reader's position; see the module's docstring.
     _position: int = attrs.field(init=False)
     # What each link carries.
-    _links: dict[Hashable, _Link] = attrs.field(factory=dict, init=False)
+    _links: dict[Hashable, LinkState] = attrs.field(factory=dict, init=False)
     # The range that ends at the position and was said to be empty, if any.
-    _empty: _EmptyRange | None = attrs.field(default=None, init=False)
+    _empty: EmptyRange | None = attrs.field(default=None, init=False)
     # The catch-up; ``None`` if nothing is missing.
-    _catch_up: _CatchUp | None = attrs.field(default=None, init=False)
+    _catch_up: CatchUpState | None = attrs.field(default=None, init=False)
     # The page that was requested last, unless it is not wanted any more.
     _request: Fetch | None = attrs.field(default=None, init=False)
     # The page that is being delivered, and the cursor after it.
@@ -422,15 +216,15 @@ class Reader:
             return State.DELIVERING
         if self._request is not None:
             return State.FETCHING
-        return State.PAUSED if catch_up.pace is _Pace.PAUSED else State.DUE
+        return State.PAUSED if catch_up.pace is CatchUpPace.PAUSED else State.DUE
 
     @property
-    def _announced(self) -> list[_Link]:
+    def _announced(self) -> list[LinkState]:
         links = list(self._links.values())  # another thread may change the dict
-        return [state for state in links if state.phase is not _Phase.WAITING]
+        return [state for state in links if state.phase is not LinkPhase.WAITING]
 
     @property
-    def _from_start(self) -> list[_Link]:
+    def _from_start(self) -> list[LinkState]:
         return [state for state in self._links.values() if state.is_from_start]
 
     @property
@@ -470,13 +264,13 @@ class Reader:
         return (
             self._catch_up is None
             and state is not None
-            and state.phase is _Phase.COMPLETE
+            and state.phase is LinkPhase.COMPLETE
             and not state.pending
             and not state.is_lossy
             and self._is_of_epoch(state)
         )
 
-    def _is_of_epoch(self, state: _Link) -> bool:
+    def _is_of_epoch(self, state: LinkState) -> bool:
         """Return whether what a link carries is of the epoch of the delivered rows.
 
         Until that is certain, rows are fetched: a page says of which epoch it is.
@@ -545,11 +339,11 @@ class Reader:
 
     def is_waiting_on(self, link: Hashable) -> bool:
         """Return whether no POSITION was handled on a link."""
-        return self._links[link].phase is _Phase.WAITING
+        return self._links[link].phase is LinkPhase.WAITING
 
     def is_complete_on(self, link: Hashable) -> bool:
         """Return whether every row that a link should carry arrived or is missing."""
-        return self._links[link].phase is _Phase.COMPLETE
+        return self._links[link].phase is LinkPhase.COMPLETE
 
     def has_lost_rows(self, link: Hashable) -> bool:
         """Return whether rows of a link's next batch, or before it, were lost."""
@@ -579,10 +373,10 @@ class Reader:
             if self._epoch is None:
                 said = max(said, catch_up.target, catch_up.doubt or 0)
         is_carried = any(
-            state.phase is not _Phase.WAITING and state.heard >= said
+            state.phase is not LinkPhase.WAITING and state.heard >= said
             for state in self._links.values()
         )
-        self._links[link] = _Link(0 if is_carried else said)
+        self._links[link] = LinkState(0 if is_carried else said)
 
     @_on(ReaderEvent.LINK_LOST)
     def link_lost(self, link: Hashable) -> None:
@@ -607,7 +401,7 @@ class Reader:
         :return: ``None`` if no POSITION was handled on the link: the rows are dropped.
         """
         state = self._links[link]
-        if state.phase is _Phase.WAITING:
+        if state.phase is LinkPhase.WAITING:
             state.is_lossy = tokens[-1] is None
             return None
         complete = []
@@ -727,12 +521,12 @@ class Reader:
     def _compare(self, link: Hashable, prev: int, new: int, now: float) -> Finding:
         state, catch_up, position = self._links[link], self._catch_up, self._position
         self.drop_unfinished(link)
-        is_first = state.phase is _Phase.WAITING
+        is_first = state.phase is LinkPhase.WAITING
         if is_first:
             if any(each.heard >= position for each in self._announced):
                 # Another link carries the position again.
                 state.lost_upto = 0
-            state.phase = _Phase.OPENING
+            state.phase = LinkPhase.OPENING
             state.is_from_start = position == 0 and self._epoch is None
         contradicts = new < state.heard or (
             # An epoch would show whether the writer has restarted.
@@ -757,7 +551,7 @@ class Reader:
                 self._begin()
             return found
         if new == position:
-            if prev > self.floor and self._is_check_due(now):
+            if prev > self.floor and self._begin_check(now):
                 self._begin().empty_upto = self.floor
             elif is_first:
                 self._begin()
@@ -783,7 +577,7 @@ class Reader:
         It has no rows in ``(prev, token]``.
         """
         state = self._links[link]
-        if state.phase is _Phase.WAITING:
+        if state.phase is LinkPhase.WAITING:
             # The position of an idempotent stream may be greater than the writer's own.
             # Only a POSITION lowers it.
             if token < self._position and (
@@ -803,7 +597,7 @@ class Reader:
             return self._advance_to(prev, token)
         if token < self._position:
             return self._below(link, token, contradicts)
-        if self.floor < prev < token and self._is_check_due(now):
+        if self.floor < prev < token and self._begin_check(now):
             self._begin().empty_upto = self.floor
         return Finding.NOTHING
 
@@ -864,7 +658,7 @@ class Reader:
         self._begin().epoch = epoch
         return Finding.EXPECTED
 
-    def _contradict(self, state: _Link, token: int) -> None:
+    def _contradict(self, state: LinkState, token: int) -> None:
         """Drop claims of a link that now says less, if the source did not confirm them.
 
         The tokens of a link never descend, so one of its statements is false. If it is
@@ -897,15 +691,10 @@ class Reader:
 
     def _drop_claims(self, said: int) -> None:
         """Fetch no rows above ``said``: nobody says any more that they exist."""
-        catch_up = self._catch_up
-        if catch_up is None:
-            return
-        said = max(said, catch_up.drain_upto or said)
-        catch_up.target = min(catch_up.target, max(said, self.reached))
-        if catch_up.doubt is not None and catch_up.doubt > said:
-            catch_up.doubt, catch_up.has_more_doubts = None, False
+        if self._catch_up is not None:
+            self._catch_up.drop_claims(said, self.reached)
 
-    def _forget_start(self, state: _Link, token: int) -> None:
+    def _forget_start(self, state: LinkState, token: int) -> None:
         """Record that a writer at ``token`` may have restarted before a link's message.
 
         If the link carried more, that is of an earlier process, and the other links may
@@ -988,7 +777,7 @@ class Reader:
             )
         complete_upto = self._complete_upto(page)
         if complete_upto <= catch_up.cursor:
-            catch_up.pace = _Pace.NEW
+            catch_up.pace = CatchUpPace.NEW
             return None
         if complete_upto < page.upto_token:
             page = page.cut(complete_upto)
@@ -1066,7 +855,7 @@ class Reader:
         if epoch is not None:
             self._epoch = epoch
             for state in self._links.values():
-                if state.phase is _Phase.WAITING:
+                if state.phase is LinkPhase.WAITING:
                     # The link has carried nothing, and what others carried when it came
                     # up may be of an earlier process.
                     state.heard = 0
@@ -1087,7 +876,7 @@ class Reader:
             if self._empty is not None and self._empty.end == self._position:
                 self._empty.extend(target, now)
             else:
-                self._empty = _EmptyRange(self._position, target, self._position, now)
+                self._empty = EmptyRange(self._position, target, self._position, now)
         self._position = max(self._position, target)
         if (
             catch_up.is_fetched
@@ -1121,8 +910,8 @@ class Reader:
     @_on(ReaderEvent.TIMER)
     def timer_due(self) -> None:
         """End a pause."""
-        if self._catch_up is not None and self._catch_up.pace is _Pace.PAUSED:
-            self._catch_up.pace = _Pace.ADMITTED
+        if self._catch_up is not None and self._catch_up.pace is CatchUpPace.PAUSED:
+            self._catch_up.pace = CatchUpPace.ADMITTED
 
     # -- actions ----------------------------------------------------------------------
 
@@ -1139,7 +928,7 @@ class Reader:
         if (report := self._next_report()) is not None:
             return report
         catch_up = self._catch_up
-        if catch_up is None or catch_up.pace is _Pace.PAUSED:
+        if catch_up is None or catch_up.pace is CatchUpPace.PAUSED:
             return None
         if catch_up.rewind_to == self._position:
             catch_up.cursor = catch_up.empty_upto = self._position
@@ -1154,17 +943,17 @@ class Reader:
             return None
         self._clamp()
         if catch_up.is_fetched and catch_up.rewind_to is None:
-            is_opening = any(s.phase is _Phase.OPENING for s in self._links.values())
+            is_opening = any(s.phase is LinkPhase.OPENING for s in self._links.values())
             if catch_up.target > self._position or (
                 catch_up.target == self._position and is_opening
             ):
                 return Advance(catch_up.target)
             self._finish()
             return self.next(now)
-        if catch_up.pace is _Pace.NEW and (wait := self._wait(now)) > 0:
-            catch_up.pace = _Pace.PAUSED
+        if catch_up.pace is CatchUpPace.NEW and (wait := self._wait(now)) > 0:
+            catch_up.pace = CatchUpPace.PAUSED
             return Pause(wait)
-        catch_up.pace, self._start = _Pace.ADMITTED, None
+        catch_up.pace, self._start = CatchUpPace.ADMITTED, None
         if catch_up.rewind_to is not None:
             is_reset = catch_up.rewind_to < self.floor
             return Rewind(catch_up.rewind_to, catch_up.epoch, is_reset=is_reset)
@@ -1217,33 +1006,28 @@ class Reader:
     # -- changes of the scoreboard ----------------------------------------------------
 
     @property
-    def _ongoing_catch_up(self) -> _CatchUp:
+    def _ongoing_catch_up(self) -> CatchUpState:
         """The catch-up, which has begun."""
         assert self._catch_up is not None
         return self._catch_up
 
-    def _begin(self) -> _CatchUp:
+    def _begin(self) -> CatchUpState:
         """Return the catch-up; begin it if nothing is missing yet."""
         if self._catch_up is None:
-            self._catch_up = _CatchUp(self.floor, self._position, self._position)
+            self._catch_up = CatchUpState(self.floor, self._position, self._position)
         return self._catch_up
 
     def _miss(self, above: int, token: int) -> None:
         """Fetch the rows above ``above``, up to those of ``token``, which arrived."""
         if self._catch_up is None and self._policy.idempotent:
-            self._catch_up = _CatchUp(above, above, above)
+            self._catch_up = CatchUpState(above, above, above)
         catch_up = self._begin()
         catch_up.cursor = min(catch_up.cursor, above)
         self._claim_row(token)
 
     def _claim(self, token: int) -> None:
         """Fetch up to at least ``token``, too."""
-        catch_up = self._begin()
-        if self._is_plausible(token):
-            catch_up.target = max(catch_up.target, token)
-        else:
-            catch_up.has_more_doubts |= catch_up.doubt not in (None, token)
-            catch_up.doubt = max(token, catch_up.doubt or token)
+        self._begin().claim(token, is_plausible=self._is_plausible(token))
 
     def _claim_row(self, token: int) -> None:
         """Fetch up to at least ``token``, of which a row arrived."""
@@ -1306,16 +1090,16 @@ class Reader:
         do not, the writer may have announced more on them than on this one.
         """
         restart = min(0, token) if self._policy.held_in_memory else token
-        self._catch_up = _CatchUp(restart, token, restart, rewind_to=restart)
+        self._catch_up = CatchUpState(restart, token, restart, rewind_to=restart)
         self._page = self._request = None
         self._epoch = None
         for other, state in self._links.items():
             self.drop_unfinished(other)
             state.heard = token if other == link else min(state.heard, restart)
             state.lost_upto = 0
-            state.is_from_start = other == link and state.phase is not _Phase.WAITING
-            if other != link and state.phase is not _Phase.WAITING:
-                state.phase = _Phase.WAITING
+            state.is_from_start = other == link and state.phase is not LinkPhase.WAITING
+            if other != link and state.phase is not LinkPhase.WAITING:
+                state.phase = LinkPhase.WAITING
                 state.must_ask |= state.epoch is None
         return Finding.RESET
 
@@ -1351,8 +1135,8 @@ class Reader:
             # The writer itself is the source of a stream held in memory.
             catch_up.target = max(cursor, last_token if is_exact else cursor)
         for state in self._links.values():
-            if state.phase is _Phase.OPENING and catch_up.requested_upto <= cursor:
-                state.phase = _Phase.WAITING
+            if state.phase is LinkPhase.OPENING and catch_up.requested_upto <= cursor:
+                state.phase = LinkPhase.WAITING
             # A smaller claim may have been true; the next token shows it.
             state.is_lossy |= is_lossy
             state.heard = min(state.heard, max(limit, self._position))
@@ -1374,15 +1158,12 @@ class Reader:
         if catch_up.rewind_to is not None and catch_up.rewind_to < self.floor:
             catch_up.rewind_to = None if self.floor == self._position else self.floor
 
-    def _is_check_due(self, now: float) -> bool:
-        """Return whether the empty range is to be checked again now."""
+    def _begin_check(self, now: float) -> bool:
+        """Begin a check of the empty range, if it is due; return whether it began."""
         empty = self._empty
         if empty is None or self.floor == self._position:
             return False
-        if now < empty.check_from:
-            return False
-        empty.check_from = now + EMPTY_RANGE_CHECK_INTERVAL
-        return True
+        return empty.begin_check(now)
 
     def _unexpected(self, what: str) -> None:
         """Report what the table does not list; count all above the floor as missing.
@@ -1403,13 +1184,13 @@ class Reader:
     def _pause(self) -> int:
         catch_up = self._ongoing_catch_up
         self._page = self._request = None
-        catch_up.pace = _Pace.PAUSED
+        catch_up.pace = CatchUpPace.PAUSED
         catch_up.attempts += 1
         return catch_up.attempts
 
     def _resume(self) -> None:
-        if self._catch_up is not None and self._catch_up.pace is _Pace.PAUSED:
-            self._catch_up.pace = _Pace.NEW
+        if self._catch_up is not None and self._catch_up.pace is CatchUpPace.PAUSED:
+            self._catch_up.pace = CatchUpPace.NEW
 
     def _finish(self) -> None:
         catch_up = self._ongoing_catch_up
@@ -1420,9 +1201,9 @@ class Reader:
         for link, state in self._links.items():
             if catch_up.drain_upto is not None:
                 # If the writer returns, it announces its position first.
-                state.phase = _Phase.WAITING
-            elif state.phase is _Phase.OPENING:
-                state.phase = _Phase.COMPLETE
+                state.phase = LinkPhase.WAITING
+            elif state.phase is LinkPhase.OPENING:
+                state.phase = LinkPhase.COMPLETE
                 self._reports.append(Connected(link))
 
     # -- the state as a value, for the exploration ------------------------------------
@@ -1444,25 +1225,14 @@ class Reader:
         ):
             empty = None
         links: dict[Hashable, Frozen] = {
-            link: (
-                each.heard, _PHASES.index(each.phase), len(each.pending), each.is_lossy,
-                each.is_from_start and with_epochs, each.epoch or "", each.lost_upto,
-                each.must_ask,
-            )
+            link: each.freeze(with_epochs=with_epochs)
             for link, each in self._links.items()
-        }  # fmt: skip
+        }
         return (
             self._position,
             self._epoch,
-            None if empty is None else (
-                empty.start, empty.end, round(empty.check_from, 3)
-            ),
-            None if catch_up is None else (
-                catch_up.cursor, catch_up.target, catch_up.empty_upto, catch_up.doubt,
-                catch_up.has_more_doubts, catch_up.rewind_to, catch_up.epoch,
-                catch_up.unreadable_upto, catch_up.drain_upto,
-                min(catch_up.attempts, 1), _PACES.index(catch_up.pace),
-            ),
+            None if empty is None else empty.freeze(),
+            None if catch_up is None else catch_up.freeze(),
             None if request is None else (
                 request.from_token, request.upto_token, request.from_source
             ),
@@ -1480,22 +1250,11 @@ class Reader:
             self._position, self._epoch, empty, catch_up, request, page, expected,
             self._due, self._start,
         ) = frozen  # fmt: skip
-        self._links = {}
-        for link, (heard, phase, pending, lossy, first, epoch, *rest) in links.items():
-            self._links[link] = _Link(
-                heard, _PHASES[phase], [b""] * pending, lossy, first, epoch or None,
-                *rest,
-            )  # fmt: skip
-        self._empty = self._catch_up = self._request = self._page = None
-        if empty is not None:
-            start, end, check_from = empty
-            self._empty = _EmptyRange(start, end, start, 0.0, check_from)
-        if catch_up is not None:
-            *fields, pace = catch_up
-            self._catch_up = _CatchUp(*fields)
-            self._catch_up.pace = _PACES[pace]
-        if request is not None:
-            self._request = Fetch(*request)
+        self._links = {link: LinkState.thaw(each) for link, each in links.items()}
+        self._empty = None if empty is None else EmptyRange.thaw(empty)
+        self._catch_up = None if catch_up is None else CatchUpState.thaw(catch_up)
+        self._request = None if request is None else Fetch(*request)
+        self._page = None
         if page is not None:
             tokens, upto, self._page_cursor = page
             self._page = Page(list(tokens), [None] * len(tokens), upto)
@@ -1521,9 +1280,3 @@ class Reader:
         self._due = max(0.0, self._due - seconds)
         if self._start is not None:
             self._start = max(0.0, self._start - seconds)
-
-
-Frozen: TypeAlias = tuple[Any, ...]
-
-_PHASES: Final = tuple(_Phase)
-_PACES: Final = tuple(_Pace)

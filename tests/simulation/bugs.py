@@ -23,7 +23,9 @@ from synapse_replication.storage import id_generators
 from synapse_replication.storage.open_transactions import PredecessorWait
 from synapse_replication.storage.postgres_stream import PostgresStream
 from synapse_replication.storage.sequences import load_positions
-from synapse_replication.streams.reader import Finding, Reader, Verdict, _Phase
+from synapse_replication.streams.reader import Reader
+from synapse_replication.streams.reader_decisions import Finding, Verdict
+from synapse_replication.streams.reader_state import LinkPhase
 from synapse_replication.streams.stream import RemovedWriter, StreamUpdateResult
 from synapse_replication.streams.writer_positions import WriterPositions
 from synapse_replication.wire.commands import PositionCommand
@@ -54,7 +56,7 @@ def _delivers_during_catch_up() -> AbstractContextManager[object]:
 
     def is_live_on(self: Reader, link: Link) -> bool:
         state = self._links.get(link)
-        return state is not None and state.phase is not _Phase.WAITING
+        return state is not None and state.phase is not LinkPhase.WAITING
 
     return patch.object(Reader, "is_live_on", is_live_on)
 
@@ -126,11 +128,11 @@ def _makes_all_writers_live() -> AbstractContextManager[object]:
         self: WriterReceiver, link: Link, group: RdataGroup
     ) -> Awaitable[None] | None:
         state = self.reader._links[link]
-        if state.phase is _Phase.WAITING and any(
-            reader._links[link].phase is _Phase.COMPLETE
+        if state.phase is LinkPhase.WAITING and any(
+            reader._links[link].phase is LinkPhase.COMPLETE
             for reader in _readers_of_stream(self)
         ):
-            state.phase = _Phase.COMPLETE
+            state.phase = LinkPhase.COMPLETE
         return original(self, link, group)
 
     return _with_siblings("_handle_rows", handle)

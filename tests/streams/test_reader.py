@@ -13,8 +13,12 @@ from twisted.trial.unittest import SynchronousTestCase
 from synapse_replication.errors import CatchUpError
 from synapse_replication.streams import reader as machine
 from synapse_replication.streams.reader import (
-    EMPTY_RANGE_WINDOW,
     MAX_EXPECTED,
+    Reader,
+    ReaderPolicy,
+    UnexpectedEventError,
+)
+from synapse_replication.streams.reader_decisions import (
     Action,
     Advance,
     Ask,
@@ -24,13 +28,11 @@ from synapse_replication.streams.reader import (
     Finding,
     Finished,
     Pause,
-    Reader,
-    ReaderPolicy,
     Refuted,
     Rewind,
-    UnexpectedEventError,
     Verdict,
 )
+from synapse_replication.streams.reader_state import EMPTY_RANGE_WINDOW
 from synapse_replication.streams.reader_table import TABLE, Entry, ReaderEvent, State
 from synapse_replication.streams.stream import StreamUpdateResult
 

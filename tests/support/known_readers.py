@@ -14,14 +14,9 @@ from synapse_replication.handlers.events import (
 )
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.instrumentation.status.status_observer import StatusObserver
-from synapse_replication.streams.reader import (
-    Fetch,
-    Reader,
-    ReaderPolicy,
-    _CatchUp,
-    _Link,
-    _Phase,
-)
+from synapse_replication.streams.reader import Reader, ReaderPolicy
+from synapse_replication.streams.reader_decisions import Fetch
+from synapse_replication.streams.reader_state import CatchUpState, LinkPhase, LinkState
 from synapse_replication.wire.close_reason import CloseReason
 
 
@@ -45,7 +40,7 @@ class KnownReaders:
         key = stream_name, instance_name
         if key not in self._readers:
             reader = Reader(ReaderPolicy(), lambda token: True, lambda: 0)
-            reader._links = {link: _Link(0) for link in self._links}
+            reader._links = {link: LinkState(0) for link in self._links}
             self._readers[key] = reader
         return self._readers[key]
 
@@ -53,7 +48,7 @@ class KnownReaders:
         """Add a link."""
         self._links.append(link)
         for reader in self._readers.values():
-            reader._links.setdefault(link, _Link(0))
+            reader._links.setdefault(link, LinkState(0))
         self._observer.observe(LinkUp(link))
         self._observer.observe(LinksChanged(len(self._links)))
 
@@ -84,7 +79,7 @@ class KnownReaders:
         """Receive a writer's POSITION, and have all its rows up to it."""
         self.announce(stream_name, instance_name, token, link=link)
         reader = self.of(stream_name, instance_name)
-        reader._links[link] = _Link(token, _Phase.COMPLETE)
+        reader._links[link] = LinkState(token, LinkPhase.COMPLETE)
         reader._catch_up = reader._request = None
         self._observer.position_changed(stream_name, instance_name, token)
         self._observer.observe(StreamConnected(link, stream_name, instance_name))
@@ -94,7 +89,7 @@ class KnownReaders:
         reader = self.of(event.stream_name, event.instance_name)
         start, end = event.from_token, event.upto_token
         if reader._catch_up is None:
-            reader._catch_up = _CatchUp(start, end, start)
+            reader._catch_up = CatchUpState(start, end, start)
         reader._request = Fetch(start, end, False)
         self._observer.observe(event)
 
@@ -107,7 +102,7 @@ class KnownReaders:
         self, stream_name: str, instance_name: str, from_token: int, upto: int
     ) -> None:
         """Begin to fetch the last rows of a removed writer."""
-        catch_up = _CatchUp(from_token, upto, from_token, drain_upto=upto)
+        catch_up = CatchUpState(from_token, upto, from_token, drain_upto=upto)
         self.of(stream_name, instance_name)._catch_up = catch_up
         self._observer.observe(
             RemovedWriterFound(stream_name, instance_name, from_token, upto)

@@ -47,7 +47,7 @@ from synapse_replication.handlers.receiving.received_stream import (
 from synapse_replication.handlers.receiving.writer_receiver import WriterReceiver
 from synapse_replication.handlers.timer import Backoff
 from synapse_replication.streams.pages import Page
-from synapse_replication.streams.reader import (
+from synapse_replication.streams.reader_decisions import (
     Action,
     Ask,
     BeginEpoch,

@@ -14,7 +14,7 @@ from scripts.tools.explore.driven import Comparison, compare
 from scripts.tools.explore.world import Bounds, Kind
 from synapse_replication.errors import DatabaseBehindError
 from synapse_replication.handlers.receiving.writer_receiver import WriterReceiver
-from synapse_replication.streams.reader import Fetch, Rewind
+from synapse_replication.streams.reader_decisions import Fetch, Rewind
 from synapse_replication.wire.commands import PositionCommand
 
 

@@ -5,7 +5,7 @@
     python -m scripts.tools.explore.mutate FOLDER [COUNT [SEED]]
 
 FOLDER is an empty folder, to which the checkout is copied. Each mutation is applied to
-``streams/reader.py`` there; then the tests of the reader, the sequences that the
+the reader or its state there; then the tests of the reader, the sequences that the
 exploration once found, the small worlds and the tests of the driver are run, until one
 of them fails. Prints one line for each mutation.
 """
@@ -21,7 +21,10 @@ from pathlib import Path
 from typing import Any, Final
 
 _ROOT: Final = Path(__file__).parents[3]
-_READER: Final = Path("synapse_replication/streams/reader.py")
+_MODULES: Final = [
+    Path("synapse_replication/streams") / name
+    for name in ("reader.py", "reader_state.py")
+]
 _TRIAL: Final = ("-m", "twisted.trial", "--temp-directory", "_trial_mutated")
 #: The commands that may notice a mutation, the fastest first.
 _FINDERS: Final = (
@@ -49,17 +52,16 @@ _COMPARISONS: Final[dict[type[ast.cmpop], type[ast.cmpop]]] = {
 
 def places(tree: ast.AST) -> list[Any]:
     """Return the nodes of the machine that can be changed."""
-    machine = next(
+    return [
         node
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ClassDef) and node.name == "Reader"
-    )
-    found: list[Any] = []
-    for method in machine.body:
-        if isinstance(method, ast.FunctionDef):
-            for statement in method.body:
-                found += [node for node in ast.walk(statement) if _is_place(node)]
-    return found
+        for machine in ast.walk(tree)
+        if isinstance(machine, ast.ClassDef)
+        for method in machine.body
+        if isinstance(method, ast.FunctionDef)
+        for statement in method.body
+        for node in ast.walk(statement)
+        if _is_place(node)
+    ]
 
 
 def _is_place(node: ast.AST) -> bool:
@@ -123,23 +125,27 @@ def main(arguments: list[str]) -> None:
     chooser = random.Random(int(arguments[2]) if len(arguments) > 2 else 1)
     for name in ("synapse_replication", "scripts", "tests"):
         shutil.copytree(_ROOT / name, folder / name, dirs_exist_ok=True)
-    source = (_ROOT / _READER).read_text()
-    chosen = chooser.sample(
-        range(len(places(ast.parse(source)))),
-        min(count, len(places(ast.parse(source)))),
-    )
-    for number, index in enumerate(chosen):
-        tree = ast.parse(source)
+    sources = {path: (_ROOT / path).read_text() for path in _MODULES}
+    found = [
+        (path, index)
+        for path, source in sources.items()
+        for index in range(len(places(ast.parse(source))))
+    ]
+    for number, (path, index) in enumerate(
+        chooser.sample(found, min(count, len(found)))
+    ):
+        tree = ast.parse(sources[path])
         node = places(tree)[index]
-        before = (ast.get_source_segment(source, node) or "").split("\n")[0]
+        before = (ast.get_source_segment(sources[path], node) or "").split("\n")[0]
         change(node)
-        (folder / _READER).write_text(ast.unparse(ast.fix_missing_locations(tree)))
-        found = _finder(folder) or "SURVIVED"
+        (folder / path).write_text(ast.unparse(ast.fix_missing_locations(tree)))
+        noticed_by = _finder(folder) or "SURVIVED"
         print(  # noqa: T201 -- the result
-            f"{number + 1}: line {node.lineno}, {type(node).__name__}: {before}: "
-            f"{found}",
+            f"{number + 1}: {path.name}:{node.lineno}, {type(node).__name__}: "
+            f"{before}: {noticed_by}",
             flush=True,
         )
+        (folder / path).write_text(sources[path])
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ from scripts.tools.explore.world import (
     World,
 )
 from synapse_replication.streams import reader as machine
-from synapse_replication.streams.reader import Frozen
+from synapse_replication.streams.reader_state import Frozen
 from synapse_replication.streams.reader_table import TABLE, ReaderEvent, State
 
 _NONE = 0xFFFFFFFF

@@ -33,20 +33,19 @@ from typing_extensions import Self
 
 from synapse_replication.errors import CatchUpError
 from synapse_replication.streams import reader as machine
-from synapse_replication.streams.reader import (
+from synapse_replication.streams.reader import Reader, ReaderPolicy
+from synapse_replication.streams.reader_decisions import (
     Action,
     Advance,
     Ask,
     BeginEpoch,
     Fetch,
     Finished,
-    Frozen,
     Pause,
-    Reader,
-    ReaderPolicy,
     Rewind,
     Verdict,
 )
+from synapse_replication.streams.reader_state import Frozen
 from synapse_replication.streams.stream import StreamUpdateResult
 
 Event: TypeAlias = tuple[Any, ...]

@@ -14,7 +14,8 @@ from synapse_replication.handlers.receiving.context import StreamContext
 from synapse_replication.handlers.receiving.decoding import RowDecoder
 from synapse_replication.handlers.receiving.queue import DrainedQueue
 from synapse_replication.handlers.receiving.removed_writers import RemovedWriterSearch
-from synapse_replication.streams.reader import Fetch, ReaderPolicy
+from synapse_replication.streams.reader import ReaderPolicy
+from synapse_replication.streams.reader_decisions import Fetch
 from synapse_replication.streams.stream import StreamUpdateResult
 
 

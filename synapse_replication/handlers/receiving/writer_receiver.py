@@ -69,7 +69,8 @@ from synapse_replication.handlers.receiving.queue import Call
 from synapse_replication.handlers.receiving.received_stream import ReceivedStream
 from synapse_replication.handlers.timer import Timer
 from synapse_replication.streams.pages import Page
-from synapse_replication.streams.reader import (
+from synapse_replication.streams.reader import Reader, UnexpectedEventError
+from synapse_replication.streams.reader_decisions import (
     Action,
     Advance,
     Ask,
@@ -79,10 +80,8 @@ from synapse_replication.streams.reader import (
     Finding,
     Finished,
     Pause,
-    Reader,
     Refuted,
     Rewind,
-    UnexpectedEventError,
     Verdict,
 )
 from synapse_replication.streams.stream import RemovedWriter, StreamUpdateResult

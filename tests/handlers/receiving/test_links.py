@@ -5,13 +5,8 @@ from __future__ import annotations
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.handlers.events import DiscardReason
-from synapse_replication.streams.reader import (
-    Fetch,
-    Reader,
-    ReaderPolicy,
-    Rewind,
-    Verdict,
-)
+from synapse_replication.streams.reader import Reader, ReaderPolicy
+from synapse_replication.streams.reader_decisions import Fetch, Rewind, Verdict
 from synapse_replication.testing.doubles import MemoryConnection
 from tests.handlers.fixtures import Receiving, receiving
 

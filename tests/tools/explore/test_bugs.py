@@ -14,7 +14,9 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from scripts.tools.explore.search import Search
 from scripts.tools.explore.world import Bounds, Kind
-from synapse_replication.streams.reader import Finding, Reader, Verdict, _Phase
+from synapse_replication.streams.reader import Reader
+from synapse_replication.streams.reader_decisions import Finding, Verdict
+from synapse_replication.streams.reader_state import LinkPhase
 
 
 def _rows_during_catch_up(original: Any) -> Callable[..., Verdict]:
@@ -30,7 +32,7 @@ def _rows_during_catch_up(original: Any) -> Callable[..., Verdict]:
 def _live_without_position(original: Any) -> Callable[..., None]:
     def link_up(self: Reader, link: Hashable) -> None:
         original(self, link)
-        self._links[link].phase = _Phase.COMPLETE
+        self._links[link].phase = LinkPhase.COMPLETE
 
     return link_up
 

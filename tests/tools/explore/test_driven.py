@@ -7,7 +7,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from scripts.tools.explore.driven import compare
 from scripts.tools.explore.driver_bugs import BUGS, find
 from scripts.tools.explore.worlds import DRIVEN
-from synapse_replication.streams import reader
+from synapse_replication.streams.reader_decisions import Action
 
 
 class DriverTests(SynchronousTestCase):
@@ -28,5 +28,5 @@ class DriverTests(SynchronousTestCase):
 
     def test_actions_have_bugs(self) -> None:
         """There is a bug of each action."""
-        kinds = {kind.__name__ for kind in reader.Action.__args__}
+        kinds = {kind.__name__ for kind in Action.__args__}
         self.assertEqual(kinds - {name.partition(":")[0] for name in BUGS}, set())
