@@ -170,13 +170,19 @@ class Course:
         )
 
     def until_complete(self, name: str, path: str) -> None:
-        """Wait until a task of the admin API is complete."""
+        """Wait until a task of the admin API is complete.
+
+        Another process runs it: at first, it is unknown to the one that is asked.
+        """
 
         def pending() -> object:
             admin = self.users[0]
-            answer = admin.api.request(
-                "GET", f"/_synapse/admin{path}", token=admin.access_token
-            )
+            try:
+                answer = admin.api.request(
+                    "GET", f"/_synapse/admin{path}", token=admin.access_token
+                )
+            except ApiError as error:
+                return str(error)
             results = answer.get("results", [answer])
             states = [each["status"] for each in results]
             return [each for each in states if each not in ("complete", "failed")]
