@@ -322,15 +322,7 @@ class Replication(Service):
         if (pool := self._http_pool) is not None:
             self._stops.add("closing HTTP connections", pool.closeCachedConnections)
         if self._database is not None:
-            self._stops.add("closing the database", self._database.close)
-            background = host.run_as_background_process
-            self._stops.add("ending background work", background.wait)
-        if (database := self._database) is not None and options.stored:
-            role = await wait_for_database(options, database, self._clock)
-            if not role.is_read_only:
-                await lock_name(
-                    options, database, self._reactor, self._stops, self._name_lost
-                )
+            await self._use_database(self._database)
         setup = StreamSetup(options, host, self._database, self._reactor)
         self._add_sinks(setup)
         await setup.add_streams(self.sink)
@@ -370,6 +362,19 @@ class Replication(Service):
             instance_name=options.instance_name,
             server_name=options.server_name,
         )
+
+    async def _use_database(self, database: Database) -> None:
+        """Wait until the database is available, and acquire this process's name."""
+        options, host = self._options, self.host
+        self._stops.add("closing the database", database.close)
+        self._stops.add("ending background work", host.run_as_background_process.wait)
+        if not options.stored:
+            return
+        role = await wait_for_database(options, database, self._clock)
+        if not role.is_read_only:
+            await lock_name(
+                options, database, self._reactor, self._stops, self._name_lost
+            )
 
     def _name_lost(self, error: StorageError) -> None:
         if not self.lost.called:

@@ -38,7 +38,7 @@ from synapse_replication.streams.standard.registry import (
     STANDARD_STREAMS,
     StandardStream,
 )
-from synapse_replication.streams.table import TableStream
+from synapse_replication.streams.table import TableStream, to_names
 from synapse_replication.transport.tls import TlsConfig
 from synapse_replication.wire.pending_lines import PendingLimit
 
@@ -68,10 +68,6 @@ class OptionProblem:
     file_hint: str = ""
     at: KeyPath = ()
     needs: tuple[str, ...] = ()
-
-
-def _to_names(value: Iterable[str] | str) -> tuple[str, ...]:
-    return (value,) if isinstance(value, str) else tuple(value)
 
 
 def _to_streams(
@@ -194,12 +190,12 @@ class ReplicationOptions(SharedOptions):
     redis: RedisOptions | None = attrs.field(default=None, metadata=option("redis"))
     tcp_connect: tuple[str, ...] = attrs.field(
         default=(),
-        converter=_to_names,
+        converter=to_names,
         metadata=option("synapse_replication.direct_tcp.connect"),
     )
     tcp_listen: tuple[str, ...] = attrs.field(
         default=(),
-        converter=_to_names,
+        converter=to_names,
         metadata=option("synapse_replication.direct_tcp.listen"),
     )
     instances: Mapping[str, InstanceLocation] = attrs.field(
@@ -237,7 +233,7 @@ class ReplicationOptions(SharedOptions):
     )
     allowed_hosts: tuple[str, ...] = attrs.field(
         default=(),
-        converter=_to_names,
+        converter=to_names,
         metadata=option("synapse_replication.http.allowed_hosts"),
     )
     max_http_connections: int = attrs.field(
@@ -254,7 +250,7 @@ class ReplicationOptions(SharedOptions):
             name: _default_writers(stream) for name, stream in self.declared.items()
         }
         writers.update(
-            (name, _to_names(instances)) for name, instances in self.writers.items()
+            (name, to_names(instances)) for name, instances in self.writers.items()
         )
         object.__setattr__(self, "writers", writers)
 

@@ -55,7 +55,7 @@ from synapse_replication.streams.stream import (
     StreamUpdateResult,
     UpdateFunction,
 )
-from synapse_replication.streams.table import to_writers
+from synapse_replication.streams.table import to_names
 from synapse_replication.streams.tokens import MultiWriterStreamToken, PersistedPosition
 from synapse_replication.streams.writer_positions import PLAUSIBLE_DISTANCE
 
@@ -75,7 +75,7 @@ class InMemory(Generic[RowT]):
 
     name: str
     row_type: type[RowT]
-    writers: tuple[str, ...] = attrs.field(converter=to_writers)
+    writers: tuple[str, ...] = attrs.field(converter=to_names)
     key: Callable[[RowT], Hashable] | None = None
     max_rows: int = 10_000
     max_bytes: int = 8 * 1024 * 1024

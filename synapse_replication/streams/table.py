@@ -70,8 +70,8 @@ def _to_type(column: Any, type_: Any) -> Any:
     return COLUMN_TYPES[name] | None if name != type_ else COLUMN_TYPES[name]
 
 
-def to_writers(value: Any) -> tuple[str, ...]:
-    """Return the names of the writers; a single name is converted to a tuple."""
+def to_names(value: Any) -> tuple[str, ...]:
+    """Return names as a tuple; a text is a single name."""
     return (value,) if isinstance(value, str) else tuple(value)
 
 
@@ -109,7 +109,7 @@ class TableStream(Generic[RowT]):
     id_column: str
     columns: tuple[tuple[str, Any], ...] = attrs.field(converter=_to_columns)
     sequence: str
-    writers: tuple[str, ...] = attrs.field(converter=to_writers)
+    writers: tuple[str, ...] = attrs.field(converter=to_names)
     writer_column: str | None = None
     positions_name: str = attrs.field(
         default=attrs.Factory(lambda self: self.name, takes_self=True)

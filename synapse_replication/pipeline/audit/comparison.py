@@ -135,6 +135,17 @@ def compare(session: SparkSession, inputs: Inputs) -> list[AuditFinding]:
     """
     for name, value in _SETTINGS.items():
         session.conf.set(name, value)
+    _add_inputs(session, inputs)
+    empty = _compute_results(session, inputs)
+    chosen = [name for name, needed in _FINDINGS.items() if needed not in empty]
+    union = "\nUNION ALL\n".join(_QUERIES[name] for name in chosen)
+    session.sql(union, {"gaps": MAX_GAPS}).createOrReplaceTempView("all_findings")
+    found = session.sql(_QUERIES["findings"], {"findings": MAX_FINDINGS})
+    return [_to_finding(row) for row in found.toArrow().to_pylist()]
+
+
+def _add_inputs(session: SparkSession, inputs: Inputs) -> None:
+    """Add views of what is compared; those of missing inputs are empty."""
     streams = [
         {**attrs.asdict(each), "writers": sorted(each.writers)}
         for each in inputs.streams
@@ -153,6 +164,13 @@ def compare(session: SparkSession, inputs: Inputs) -> list[AuditFinding]:
     else:
         inputs.wire.createOrReplaceTempView("wire")
         _materialise(session, "lines")
+
+
+def _compute_results(session: SparkSession, inputs: Inputs) -> set[str]:
+    """Add views of the results on which findings depend.
+
+    :return: the views and inputs that have no rows.
+    """
     for name in ("tokens", "claims", "spans"):
         _add_view(session, name)
     _materialise(session, "words")
@@ -173,11 +191,7 @@ def compare(session: SparkSession, inputs: Inputs) -> list[AuditFinding]:
     for name, needed in _DERIVED.items():
         if needed in empty or _materialise(session, name).isEmpty():
             empty.add(name)
-    chosen = [name for name, needed in _FINDINGS.items() if needed not in empty]
-    union = "\nUNION ALL\n".join(_QUERIES[name] for name in chosen)
-    session.sql(union, {"gaps": MAX_GAPS}).createOrReplaceTempView("all_findings")
-    found = session.sql(_QUERIES["findings"], {"findings": MAX_FINDINGS})
-    return [_to_finding(row) for row in found.toArrow().to_pylist()]
+    return empty
 
 
 def _to_finding(row: Mapping[str, Any]) -> AuditFinding:
