@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import attrs
-from twisted.internet.defer import Deferred
 
 from synapse_replication.errors import RowsLostError
 from synapse_replication.handlers.events import DiscardReason
@@ -14,6 +13,7 @@ from synapse_replication.handlers.receiving.context import StreamContext
 from synapse_replication.handlers.receiving.decoding import RowDecoder
 from synapse_replication.handlers.receiving.queue import DrainedQueue
 from synapse_replication.handlers.receiving.removed_writers import RemovedWriterSearch
+from synapse_replication.handlers.waiters import Waiters
 from synapse_replication.streams.reader import ReaderPolicy
 from synapse_replication.streams.reader_decisions import Fetch
 from synapse_replication.streams.stream import StreamUpdateResult
@@ -60,8 +60,8 @@ class ReceivedStream:
 
     :ivar search: requested when a writer became connected on a link.
     :ivar ask: requests the positions of the writers on a link.
-    :ivar fetches: the fetches in progress; each Deferred fires when one has ended, and
-        its page is in the queue.
+    :ivar fetches: the fetches in progress, and what waits until one has ended, and its
+        page is in the queue.
     """
 
     context: StreamContext
@@ -71,4 +71,4 @@ class ReceivedStream:
     source: PageSource
     search: RemovedWriterSearch
     ask: Callable[[Link], None]
-    fetches: dict[Fetch, Deferred[None]] = attrs.field(factory=dict, init=False)
+    fetches: dict[Fetch, Waiters] = attrs.field(factory=dict, init=False)

@@ -316,7 +316,7 @@ class StreamReceiver:
         """Wait until everything received was handled, and no rows are being fetched."""
         await self._queue.wait_until_empty()
         while fetches := self._stream.fetches:
-            await next(iter(fetches.values()))
+            await next(iter(fetches.values())).add()
             await self._queue.wait_until_empty()
 
     def _follows(self, link: Link, instance_name: str, token: int) -> bool:

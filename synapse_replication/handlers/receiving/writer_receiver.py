@@ -35,8 +35,6 @@ from functools import partial
 from operator import lt
 from typing import Any, Final
 
-from twisted.internet.defer import Deferred
-
 from synapse_replication.errors import DatabaseBehindError
 from synapse_replication.handlers.events import (
     AheadOfWriter,
@@ -68,6 +66,7 @@ from synapse_replication.handlers.receiving.late_rows import LATE_RETRY, LateRow
 from synapse_replication.handlers.receiving.queue import Call
 from synapse_replication.handlers.receiving.received_stream import ReceivedStream
 from synapse_replication.handlers.timer import Timer
+from synapse_replication.handlers.waiters import Waiters
 from synapse_replication.streams.pages import Page
 from synapse_replication.streams.reader import Reader, UnexpectedEventError
 from synapse_replication.streams.reader_decisions import (
@@ -513,7 +512,7 @@ class WriterReceiver:
         event = CatchUpEvent(
             context.name, self.name, fetch.from_token, fetch.upto_token
         )
-        self._stream.fetches[fetch] = Deferred()
+        self._stream.fetches[fetch] = Waiters()
         context.run_as_background_process(
             f"replication_catch_up_{context.name}",
             partial(self._fetch_page, fetch, event),
@@ -532,7 +531,7 @@ class WriterReceiver:
         seconds = context.clock.seconds() - started
         context.observer.observe(CatchUpStepEnded(event, seconds))
         self._queue.call(partial(self._handle_page, fetch, result, is_partial))
-        self._stream.fetches.pop(fetch).callback(None)
+        self._stream.fetches.pop(fetch).fire()
 
     async def _handle_page(
         self, fetch: Fetch, result: StreamUpdateResult | Exception, is_partial: bool

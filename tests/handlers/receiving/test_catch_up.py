@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import CancelledError, Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import CatchUpError
@@ -37,6 +37,22 @@ class PageTests(SynchronousTestCase):
         self.assertEqual(fixture.texts(), [("w", 5, ["a"])])
         idle = Deferred.fromCoroutine(fixture.handler.wait_until_idle())
         self.successResultOf(idle)
+
+    def test_waits_are_independent(self) -> None:
+        """A wait until nothing is being fetched does not end when another one does."""
+        fixture = receiving()
+        fixture.stream.is_held = True
+        fixture.stream.persist("w", 3, ["a"])
+        fixture.receive("POSITION events w 3 3")
+        first, second = (
+            Deferred.fromCoroutine(fixture.handler.wait_until_idle()) for _ in range(2)
+        )
+        first.cancel()
+        self.failureResultOf(first, CancelledError)
+        self.assertNoResult(second)
+        fixture.stream.answer()
+        self.successResultOf(second)
+        self.assertEqual(fixture.texts(), [("w", 3, ["a"])])
 
     def test_rows_of_a_token_stay_together(self) -> None:
         """The rows of one token are delivered together, even across a page boundary."""
