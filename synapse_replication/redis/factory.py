@@ -36,6 +36,7 @@ from typing_extensions import override
 
 from synapse_replication.handlers.events import ConnectFailed, LinkDown, LinkUp
 from synapse_replication.handlers.observer import ReplicationObserver
+from synapse_replication.handlers.waiters import Waiters
 from synapse_replication.redis.resp import MAX_REPLY_LENGTH, ReplyParser
 from synapse_replication.transport.buffers import ReadSize
 from synapse_replication.transport.error_text import (
@@ -245,7 +246,7 @@ class SynapseRedisFactory(BackoffClientFactory, txredisapi.RedisFactory):  # typ
         self.disconnectCalled = False
         self.connector: IConnector | None = None
         self.connections: set[RedisConnectionMixin] = set()
-        self._closed: Deferred[None] | None = None
+        self._closing = Waiters()
         super().__init__(*args, **kwargs)
         self.replyTimeout = self.replyTimeout or REPLY_TIMEOUT
         # The base class declares ``clock``; this package reads ``reactor_clock``.
@@ -285,11 +286,10 @@ class SynapseRedisFactory(BackoffClientFactory, txredisapi.RedisFactory):  # typ
         :return: a Deferred that fires when all connections are closed.
         """
         self.stopTrying()
-        closed: Deferred[None] = Deferred()
+        closed = self._closing.add()
         if not self.connections:
-            closed.callback(None)
+            self._closing.fire()
             return closed
-        self._closed = closed
         timer = self.reactor_clock.callLater(timeout, self._abort_all)
         closed.addCallback(lambda _: timer.cancel() if timer.active() else None)
         for connection in list(self.connections):
@@ -363,9 +363,8 @@ class SynapseRedisFactory(BackoffClientFactory, txredisapi.RedisFactory):  # typ
         self._reconnect(connector)
 
     def _reconnect(self, connector: IConnector) -> None:
-        if not self.connections and self._closed is not None:
-            closed, self._closed = self._closed, None
-            closed.callback(None)
+        if not self.connections:
+            self._closing.fire()
         if self.continueTrying:
             self.retry(connector)
 
