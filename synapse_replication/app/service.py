@@ -264,7 +264,7 @@ class Replication(Service):
             )
         self._began = True
         super().startService()  # type: ignore[no-untyped-call]
-        # Only in a running reactor can whoever waits for the result stop the reactor.
+        # A callback of the result may stop the reactor, which must therefore run.
         self._reactor.callWhenRunning(self._start_now)
 
     def _start_now(self) -> None:

@@ -193,7 +193,7 @@ def _summary(deployment: DeploymentStatus, verdicts: Mapping[str, PageVerdict]) 
         "stock": len(deployment.stock),
     }
     instances = counted(sum(counts.values()), "instance")
-    told = ", ".join(f"{number} {what}" for what, number in counts.items() if number)
+    found = ", ".join(f"{number} {what}" for what, number in counts.items() if number)
     conditions = Counter(
         writer.condition
         for status in deployment.processes.values()
@@ -204,7 +204,7 @@ def _summary(deployment: DeploymentStatus, verdicts: Mapping[str, PageVerdict]) 
         for each in model.WORST_FIRST
         if conditions[each]
     )
-    text = f"{instances}: {told}" + (f"; writers: {states}" if states else "")
+    text = f"{instances}: {found}" + (f"; writers: {states}" if states else "")
     return common.cell(text, "green" if deployment.is_well else "bold red")
 
 

@@ -166,7 +166,7 @@ class ReplicationResource(Resource):
             self._observer.failure("serving rows over HTTP", error)
             # The text of an unexpected error may reveal internals, so it is not sent.
             text = str(error) if isinstance(error, CatchUpError) else "internal error"
-            body = _refuse(request, _RefusedError(500, "M_UNKNOWN", text))
+            body = _error_body(request, _RefusedError(500, "M_UNKNOWN", text))
         if not disconnections:
             request.write(body)
             request.finish()
@@ -236,7 +236,7 @@ class ReplicationResource(Resource):
 
     def _refuse(self, request: Any, refused: _RefusedError) -> bytes:
         self._observer.observe(RequestRefused(refused.status, str(refused)))
-        return _refuse(request, refused)
+        return _error_body(request, refused)
 
     def _find(self, name: str) -> Stream:
         stream = self._streams.get_streams().get(name)
@@ -324,6 +324,7 @@ def _encode(
     return encode_json(page)
 
 
-def _refuse(request: Any, refused: _RefusedError) -> bytes:
+def _error_body(request: Any, refused: _RefusedError) -> bytes:
+    """Set the status of the response, and return its body."""
     request.setResponseCode(refused.status)
     return encode_json({"errcode": refused.code, "error": str(refused)})

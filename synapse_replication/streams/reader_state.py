@@ -1,8 +1,8 @@
 """The state of a reader: what its links have shown, what is empty, what is missing.
 
-Only :mod:`~synapse_replication.streams.reader` imports these classes, which a contract
-of ``lint-imports`` checks: what a reader knows is nobody else's to read or to change.
-Their values for the exploration are of built-in types (:data:`Frozen`).
+No module but :mod:`~synapse_replication.streams.reader` reads or changes these objects:
+a contract of ``lint-imports`` lets no other one import their classes. As values for the
+exploration (:data:`Frozen`), they are of built-in types.
 """
 
 from __future__ import annotations

@@ -84,14 +84,14 @@ class ReportingWorld(World):
         super()._deliver(token, life)
 
     @override
-    def _take(self, action: Action) -> None:
+    def _execute(self, action: Action) -> None:
         if isinstance(action, Connected):
             self.reports.append(("connected", str(action.link)))
         elif isinstance(action, Ask):
             self.reports.append(("ask", str(action.link)))
         elif isinstance(action, Refuted):
             self.reports.append(("refuted", action.token, action.last_token))
-        super()._take(action)
+        super()._execute(action)
 
 
 @attrs.frozen
@@ -148,9 +148,9 @@ class _SteppedReceiver(WriterReceiver):
         await super().resume()
 
     @override
-    def _take(self, action: Action) -> Awaitable[None] | None:
+    def _execute(self, action: Action) -> Awaitable[None] | None:
         self.is_beginning = isinstance(action, BeginEpoch)
-        return super()._take(action)
+        return super()._execute(action)
 
 
 class Driven:

@@ -94,7 +94,7 @@ def _cuts_pages(original: Any) -> Callable[..., Any]:
 def _proceeds_once(original: Any) -> Callable[..., Any]:
     async def proceed(self: WriterReceiver) -> None:
         action = self.reader.next(0.0)
-        if action is not None and (waiting := self._take(action)) is not None:
+        if action is not None and (waiting := self._execute(action)) is not None:
             await waiting
 
     return proceed

@@ -1130,11 +1130,11 @@ class World:
             if action is None:
                 return
             self.note(f"reader.next() -> {action}")
-            self._take(action)
+            self._execute(action)
             if self.busy is not None:
                 return
 
-    def _take(self, action: Action) -> None:
+    def _execute(self, action: Action) -> None:
         if isinstance(action, Fetch):
             self.fetch, self.answer, self.wait = action, None, None
             if action.from_token >= action.upto_token:

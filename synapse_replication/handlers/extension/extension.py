@@ -634,7 +634,7 @@ class ReplicationExtension(SendingListener):
     ) -> Collection[ReplicationConnection]:
         """Send a command for all instances to the peers that it has not reached.
 
-        Never raises: whoever sends a plain line reports why it cannot be sent.
+        Never raises: the sender of the plain line reports why it cannot be sent.
         """
         if self._has_stopped or not self._peers:
             return ()

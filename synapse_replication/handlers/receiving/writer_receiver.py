@@ -464,14 +464,14 @@ class WriterReceiver:
         """Take the reader's actions until there is none left."""
         clock, reader = self._context.clock, self.reader
         while (action := reader.next(clock.seconds())) is not None:
-            waiting = self._take(action)
+            waiting = self._execute(action)
             if waiting is not None:
                 try:
                     await waiting
                 except Exception as error:  # noqa: BLE001 -- reported to the observer
                     self._fail(error)
 
-    def _take(self, action: Action) -> Awaitable[None] | None:
+    def _execute(self, action: Action) -> Awaitable[None] | None:
         match action:
             case Fetch():
                 self._begin_fetch(action)
@@ -687,7 +687,7 @@ class WriterReceiver:
         context = self._context
         delay = context.options.backoff.delay(attempts)
         if isinstance(error, DatabaseBehindError):
-            # It has the rows soon, and nobody else will say when.
+            # It has the rows soon, and no event will show when.
             delay = min(delay, STANDBY_RETRY_DELAY)
         context.observer.observe(CatchUpFailed(self._event(), error, attempts, delay))
         context.observer.observe(Resynced(context.name, self.name, Resync.FAILED))
