@@ -222,7 +222,13 @@ class SynapseDeployment:
             "rc_registration": unlimited,
             "rc_login": {"address": unlimited, "account": unlimited},
             "rc_joins": {"local": unlimited, "remote": unlimited},
-            "rc_invites": {"per_room": unlimited, "per_user": unlimited},
+            "rc_invites": {
+                "per_room": unlimited,
+                "per_user": unlimited,
+                "per_issuer": unlimited,
+            },
+            "rc_room_creation": unlimited,
+            "rc_reports": unlimited,
             "rc_presence": {"per_user": unlimited},
             **self._settings,
         }
