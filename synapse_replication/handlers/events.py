@@ -139,7 +139,7 @@ class PeerHeartbeat(Event):
 class PeerSilent(Event):
     """A peer that is watched by another has fallen silent.
 
-    :ivar seconds: for how long nothing has arrived from it.
+    :ivar seconds: for how long nothing has arrived from it, in s.
     """
 
     instance_name: str
@@ -293,7 +293,7 @@ class CatchUpPage(Event):
 class CatchUpStepEnded(Event):
     """A step of a catch-up ended or failed.
 
-    :ivar seconds: its duration.
+    :ivar seconds: its duration, in s.
     """
 
     catch_up: CatchUpEvent

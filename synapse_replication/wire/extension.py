@@ -151,7 +151,7 @@ class StreamPosition(Struct, frozen=True, array_like=True):
 class Silence(Struct, frozen=True, array_like=True):
     """An instance that a peer watches, and that has fallen silent.
 
-    :ivar seconds: how long nothing had arrived from the instance.
+    :ivar seconds: how long nothing had arrived from the instance, in s.
     """
 
     instance_name: _Name

@@ -57,7 +57,7 @@ class WrittenRows:
     :ivar rows: the number of rows of each stream.
     :ivar files: the number of files.
     :ivar skipped: the ids whose rows cannot be read because of their content.
-    :ivar seconds: how long it took to read, write and commit them.
+    :ivar seconds: how long it took to read, write and commit them, in s.
     :ivar left: the number of complete ids that are left for the next batches.
     """
 
