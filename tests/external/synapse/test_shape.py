@@ -30,7 +30,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.testing.servers import PrivateRedis
 from tests.external import skip_reason
-from tests.external.synapse.real import eventually, new_deployment
+from tests.external.synapse.real import PATIENCE, eventually, new_deployment
 from tests.support.client_api import ApiError, ApiUser
 from tests.support.synapse_peer import SynapseDeployment
 from tests.support.synapse_process import Launcher, WorkerSpec, ours
@@ -172,7 +172,9 @@ class Course:
     def until_complete(self, name: str, path: str) -> None:
         """Wait until a task of the admin API is complete.
 
-        Another process runs it: at first, it is unknown to the one that is asked.
+        Another process runs it: at first, it is unknown to the one that is asked. The
+        homeserver's scheduler sometimes begins a task only when it looks for tasks
+        once a minute, on stock, too.
         """
 
         def pending() -> object:
@@ -187,7 +189,7 @@ class Course:
             states = [each["status"] for each in results]
             return [each for each in states if each not in ("complete", "failed")]
 
-        eventually(name, pending)
+        eventually(name, pending, 2 * PATIENCE)
         answer = self.admin(name, "GET", path)
         states = [each["status"] for each in answer.get("results", [answer])]
         self.seen.statuses += [(f"{name} {state}", 200) for state in states]
