@@ -106,12 +106,14 @@ class StreamDirectory(Protocol):
 class RowSink(Protocol):
     """The part of a host that receives rows.
 
+    Arguments are passed by position, so that a sink names its parameters as it likes.
+
     A sink that has found that rows it stored are damaged may have an attribute
     ``damage``: a text that says what to do, which the status page shows as a problem.
     """
 
     def on_rdata(
-        self, stream_name: str, instance_name: str, token: int, rows: list[Any]
+        self, stream_name: str, instance_name: str, token: int, rows: list[Any], /
     ) -> Awaitable[None] | None:
         """Handle the rows of one token, in order.
 
@@ -126,7 +128,7 @@ class RowSink(Protocol):
         """
 
     def on_position(
-        self, stream_name: str, instance_name: str, token: int
+        self, stream_name: str, instance_name: str, token: int, /
     ) -> Awaitable[None] | None:
         """Record that a writer has no further rows at or below ``token``.
 
@@ -163,7 +165,7 @@ class EpochSink(Protocol):
         """Return the epoch of each ``(stream, writer)``. Called at startup."""
 
     def on_epoch(
-        self, stream_name: str, instance_name: str, epoch: str
+        self, stream_name: str, instance_name: str, epoch: str, /
     ) -> Awaitable[None] | None:
         """Record that the following rows belong to this epoch and start after token 0.
 
@@ -183,7 +185,7 @@ class LateRowSink(Protocol):
     """
 
     def on_late_rdata(
-        self, stream_name: str, instance_name: str, token: int, rows: list[Any]
+        self, stream_name: str, instance_name: str, token: int, rows: list[Any], /
     ) -> Awaitable[None] | None:
         """Handle rows whose token is below the writer's position."""
 
@@ -202,7 +204,7 @@ class CommandSink(Protocol):
     def get_currently_syncing_users(self) -> Iterable[SyncingUser]:
         """Return the users syncing with this process, to be sent on a new link."""
 
-    def on_command(self, command: Command) -> Awaitable[None] | None:
+    def on_command(self, command: Command, /) -> Awaitable[None] | None:
         """Handle a command, or return ``None`` if the host does not need it.
 
         A :class:`UserSyncCommand` is a repeat if it has the same state as the last

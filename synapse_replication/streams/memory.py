@@ -143,17 +143,26 @@ class MemoryStream(Generic[RowT]):
     :raises StreamConfigurationError: if a bound is below 1.
     """
 
+    # pyright knows only the aliases that are written here.
     description: StreamDescription[RowT]
-    _instance_name: str
-    _fetch: UpdateFunction | None = None
-    _key: Callable[[RowT], Hashable] | None = None
-    _max_rows: int = attrs.field(default=10_000, validator=_at_least_one)
-    _max_bytes: int = attrs.field(default=8 * 1024 * 1024, validator=_at_least_one)
-    _page_rows: int = attrs.field(default=1000, validator=_at_least_one)
-    _on_write: Callable[[], object] | None = None
-    _plausible_distance: int = PLAUSIBLE_DISTANCE
-    _acknowledged_by: Iterable[str] = ()
-    _writers: Collection[str] = ()
+    _instance_name: str = attrs.field(alias="instance_name")
+    _fetch: UpdateFunction | None = attrs.field(default=None, alias="fetch")
+    _key: Callable[[RowT], Hashable] | None = attrs.field(default=None, alias="key")
+    _max_rows: int = attrs.field(
+        default=10_000, alias="max_rows", validator=_at_least_one
+    )
+    _max_bytes: int = attrs.field(
+        default=8 * 1024 * 1024, alias="max_bytes", validator=_at_least_one
+    )
+    _page_rows: int = attrs.field(
+        default=1000, alias="page_rows", validator=_at_least_one
+    )
+    _on_write: Callable[[], object] | None = attrs.field(default=None, alias="on_write")
+    _plausible_distance: int = attrs.field(
+        default=PLAUSIBLE_DISTANCE, alias="plausible_distance"
+    )
+    _acknowledged_by: Iterable[str] = attrs.field(default=(), alias="acknowledged_by")
+    _writers: Collection[str] = attrs.field(default=(), alias="writers")
 
     def __attrs_post_init__(self) -> None:
         self._expected = frozenset(self._acknowledged_by)
