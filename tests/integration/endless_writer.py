@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Awaitable, Callable
+from itertools import count
 from pathlib import Path
 
 import attrs
@@ -36,6 +37,7 @@ class Options:
     :ivar redis: its host and port.
     :ivar socket: the path at which it serves its rows.
     :ivar refused: a file for the errors with which the writes ended.
+    :ivar mark: a part of each note.
     """
 
     server_name: str
@@ -43,6 +45,7 @@ class Options:
     redis: tuple[str, int]
     socket: str
     refused: str
+    mark: str = ""
 
 
 def make_service(options: Options) -> api.Replication:
@@ -61,8 +64,10 @@ def make_service(options: Options) -> api.Replication:
         ),
     )
     refused: list[str] = []
+    numbers = count()
 
-    def insert(txn: api.Transaction, text: str) -> None:
+    def insert(txn: api.Transaction, kind: str) -> None:
+        text = f"{kind} {options.mark}{next(numbers)}"
         notes = replication[NOTES]
         notes.write_txn(txn, [notes.description.codec.from_json([text, 0])])
         typing = replication["typing"]

@@ -49,7 +49,7 @@ class StopWhileWritingTests(DeploymentTestCase):
         self.start("worker", self.worker)
         self.wait_until_up("worker")
         server = self.start_server()
-        self.wait_until("a slow one", lambda: "slow" in self.texts("notes"))
+        self.wait_until("a slow one", lambda: "slow" in str(self.texts("notes")))
         self.assertEqual(self.stop(server), 0, self.log_of("server"))
         committed = self.query("SELECT stream_id, note FROM notes ORDER BY stream_id")
         ((stored,),) = self.query("SELECT stream_id FROM stream_positions")

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from twisted.application.internet import TimerService
 from twisted.internet.defer import Deferred, maybeDeferred
 
+from synapse_replication.errors import CommitUnknownError
+
 
 def make_writer(host: Any, config: Mapping[str, Any]) -> TimerService:
     """Return a service that writes tokens of each stream up to the number in a file.
 
-    Token ``n`` has ``n % 3 + 1`` rows.
+    Token ``n`` has ``n % 3 + 1`` rows. If its commit is not answered, it is not
+    written again.
 
     :param config: ``file``: contains the number; ``after``: the number written before;
         ``streams``: their names, ``notes`` and ``typing`` by default; ``more``: the
@@ -38,6 +42,7 @@ def make_writer(host: Any, config: Mapping[str, Any]) -> TimerService:
                     )
                     for n in range(written % 3 + 1)
                 ]
-                await maybeDeferred(streams[name].write, rows)
+                with suppress(CommitUnknownError):
+                    await maybeDeferred(streams[name].write, rows)
 
     return TimerService(0.02, lambda: Deferred.fromCoroutine(write()))
