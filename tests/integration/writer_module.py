@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psycopg2
 from twisted.application.internet import TimerService
 from twisted.internet.defer import Deferred, maybeDeferred
 
@@ -16,8 +16,8 @@ from synapse_replication.errors import CommitUnknownError
 def make_writer(host: Any, config: Mapping[str, Any]) -> TimerService:
     """Return a service that writes tokens of each stream up to the number in a file.
 
-    Token ``n`` has ``n % 3 + 1`` rows. If its commit is not answered, it is not
-    written again.
+    Token ``n`` has ``n % 3 + 1`` rows. They are written again if their transaction was
+    rolled back because its connection was lost.
 
     :param config: ``file``: contains the number; ``after``: the number written before;
         ``streams``: their names, ``notes`` and ``typing`` by default; ``more``: the
@@ -42,7 +42,17 @@ def make_writer(host: Any, config: Mapping[str, Any]) -> TimerService:
                     )
                     for n in range(written % 3 + 1)
                 ]
-                with suppress(CommitUnknownError):
-                    await maybeDeferred(streams[name].write, rows)
+                while not await is_written(streams[name], rows):
+                    pass
+
+    async def is_written(stream: Any, rows: list[Any]) -> bool:
+        try:
+            await maybeDeferred(stream.write, rows)
+        except CommitUnknownError:
+            # If so, they are announced; if not, their numbers are not written.
+            return True
+        except psycopg2.OperationalError:
+            return False
+        return True
 
     return TimerService(0.02, lambda: Deferred.fromCoroutine(write()))

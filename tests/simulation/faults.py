@@ -182,6 +182,7 @@ class Faults:
 
         def resume() -> None:
             cluster.trace(f"the replaced {name} resumes")
+            cluster.ledger.resumed.add(name)
             process.reactor.resume()
             for write in writes:
                 if process in cluster.replaced:

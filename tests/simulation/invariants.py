@@ -19,11 +19,13 @@ A position moves back only if the writer has started since it last did, and the 
 is one in memory, or idempotent, or the position is an id without rows. A writer
 announces such an id if the database refused its transaction, or, if it is the only
 writer, if a killed process did not use it. When it starts again as one of several
-writers, it knows only the ids of rows and of stored positions. A position also moves
-back once after a link was lost, but not below a delivered row of a stream in tables: a
-lower POSITION that was sent before and arrives later, on a slower link, could be that
-of a restarted writer. If the reader knows the epoch of a writer of a stream in memory,
-that shows the difference. Such a position also moves back
+writers, it knows only the ids of rows and of stored positions. A process that resumes
+after it was replaced states its last position until it ends, to which an idle
+successor's, which advances with the positions of others, may move back. A position also
+moves back once after a link was lost, but not below a delivered row of a stream in
+tables: a lower POSITION that was sent before and arrives later, on a slower link, could
+be that of a restarted writer. If the reader knows the epoch of a writer of a stream in
+memory, that shows the difference. Such a position also moves back
 
 - if the delivered rows are of an earlier process of the writer: a slow link shows
   several starts long after they happened;
@@ -138,6 +140,8 @@ class Ledger:
     :param trace: called with a text for each event.
     :ivar on_standby: the readers whose database is a standby. They are not given the
         discarded rows of an idempotent stream, which has no stored positions.
+    :ivar resumed: the writers of which a process resumed after it had been replaced. It
+        may state its last position before it ends.
     :ivar violations: the texts of all violations, even of those that a caller caught.
     :ivar committed_rows: the number of committed rows.
     :ivar applied_rows: the number of delivered rows, summed over all processes.
@@ -167,6 +171,7 @@ class Ledger:
         self._starts: Counter[str] = Counter()
         self._epochs: dict[str, int] = {}
         self.on_standby: set[str] = set()
+        self.resumed: set[str] = set()
         self.violations: list[str] = []
         self.committed_rows = 0
         self.applied_rows = 0
@@ -566,7 +571,11 @@ class Ledger:
         :param left: the position before.
         :raises ViolationError: if nothing explains it.
         """
-        may_restart = self._is_resettable(stream) or not self._has_rows(stream, left)
+        may_restart = (
+            self._is_resettable(stream)
+            or not self._has_rows(stream, left)
+            or writer in self.resumed
+        )
         self._explain_move_back(name, stream, writer, may_restart=may_restart)
 
     def _is_resettable(self, stream: str) -> bool:
