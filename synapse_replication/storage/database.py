@@ -193,7 +193,10 @@ class Transaction(psycopg2.extensions.cursor):
             if statement.name not in connection.prepared:
                 self.execute(statement.prepare)
                 connection.prepared.add(statement.name)
-        self.execute("; ".join(each.execute for each in statements), parameters)
+        text = statements[0].execute
+        for statement in statements[1:]:
+            text += f"; {statement.execute}"
+        self.execute(text, parameters)
 
     def call_after(self, func: Callable[..., object], *args: object) -> None:
         """Call ``func(*args)`` in the reactor's thread after the commit."""
@@ -696,7 +699,8 @@ class _Attempt:
         """Run the function, and commit its transaction."""
         try:
             self.connection.ended = None
-            cursor = self._cursor = self.connection.cursor(cursor_factory=Transaction)
+            # Its method cursor() would begin the transaction.
+            cursor = self._cursor = Transaction(self.connection)
             self.connection.must_begin = not autocommit
             result = self.value = func(cursor)
             if autocommit:
@@ -752,7 +756,8 @@ class _Attempt:
         )
 
     def _handle(self, event: TransactionEvent) -> None:
-        self.callbacks = self._callbacks_of(self.outcome.handle(event))
+        if effects := self.outcome.handle(event):
+            self.callbacks = self._callbacks_of(effects)
 
     def _callbacks_of(self, effects: Sequence[Effect]) -> list[Callable[[], object]]:
         found: list[Callable[[], object]] = []
