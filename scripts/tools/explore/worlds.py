@@ -69,8 +69,7 @@ COMPARED: Mapping[str, tuple[Kind, Bounds]] = {
 DEEP: Mapping[str, tuple[Kind, Bounds]] = {
     "standby": (Kind.STANDBY, _bounds(2, 1, 1)),
     "standby, lie, all faults": (Kind.STANDBY, _bounds(1, 1, 1, lies=1)),
-    "standby, lie, two ids": (Kind.STANDBY, _bounds(2, 1, 1, lies=1)),
-    "standby, lie, two links": (Kind.STANDBY, _bounds(1, 2, 1, lies=1)),
+    "standby, two links": (Kind.STANDBY, Bounds(ids=1, links=2, breaks=1)),
     "stock memory, lie": (Kind.STOCK_MEMORY, _bounds(2, 1, 1, lies=1)),
     "stock memory, two links": (Kind.STOCK_MEMORY, _bounds(2, 2, 1)),
     "memory, two ids and links": (Kind.MEMORY, Bounds(ids=2, links=2)),
