@@ -662,8 +662,8 @@ class Reader:
         """Drop claims of a link that now says less, if the source did not confirm them.
 
         The tokens of a link never descend, so one of its statements is false. If it is
-        this one, the writer's next statement, or its stored position, claims the rows
-        again.
+        this one, the writer's next row or statement, or its stored position, claims the
+        rows again.
         """
         if self._ongoing_catch_up.attempts == 0:
             return
@@ -671,6 +671,8 @@ class Reader:
             # Its tokens may descend, or the source is the writer itself.
             return
         state.heard = token
+        # The next row shows whether there are rows below it.
+        state.is_lossy = True
         self._drop_unsaid()
 
     def _drop_unsaid(self) -> None:

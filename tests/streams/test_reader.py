@@ -832,6 +832,29 @@ class BehindTests(SynchronousTestCase):
             self.behind(driven)
             self.assertIs(driven.reader.state, State.LIVE)
 
+    def test_false_lower_position(self) -> None:
+        """Rows are not lost if what contradicts the claim is the false statement."""
+        for links in ("a", "ab"):
+            driven = Driven(position=3, links=links)
+            for link in links:
+                driven.open(3, link)
+                driven.reader.announced(link, 5, 5, 0.0)
+            driven.take()
+            self.behind(driven)
+            driven.reader.source_behind()
+            for link in links:
+                driven.reader.reported(link, 3, 3, 0.0)
+            driven.reader.timer_due()
+            self.assertEqual(driven.take()[0], Refuted(5, 3))
+            self.assertIs(driven.reader.state, State.LIVE)
+            for link in links:
+                self.assertIs(driven.row(6, link), Verdict.FETCH)
+            driven.take()
+            self.assertTrue(driven.page(4, 5, 6))
+            driven.take()
+            self.assertIs(driven.row(7), Verdict.DELIVER)
+            self.assertEqual(driven.rows, [4, 5, 6, 7])
+
     def test_not_tried(self) -> None:
         """A claim about which the source was not asked remains."""
         driven = self.claimed(500)
