@@ -659,13 +659,13 @@ class Reader:
         return Finding.EXPECTED
 
     def _contradict(self, state: LinkState, token: int) -> None:
-        """Drop claims of a link that now says less, if the source did not confirm them.
+        """Drop claims of a link that now says less, if the source lacks these rows.
 
         The tokens of a link never descend, so one of its statements is false. If it is
         this one, the writer's next row or statement, or its stored position, claims the
         rows again.
         """
-        if self._ongoing_catch_up.attempts == 0:
+        if self._ongoing_catch_up.lacking == 0:
             return
         if self._policy.idempotent or self._policy.held_in_memory:
             # Its tokens may descend, or the source is the writer itself.
@@ -819,7 +819,7 @@ class Reader:
         if catch_up is not None and catch_up.rewind_to is None:
             if token > catch_up.cursor:
                 catch_up.cursor = token
-            catch_up.attempts = 0
+            catch_up.attempts = catch_up.lacking = 0
         if self._empty is not None:
             self._empty.settle(token)
 
@@ -902,11 +902,13 @@ class Reader:
 
         :return: the number of failures since the last progress.
         """
+        catch_up = self._ongoing_catch_up
         attempts = self._pause()
+        catch_up.lacking += 1
         self._drop_unsaid()
-        if attempts > 1 and attempts.bit_count() == 1:
+        if catch_up.lacking > 1 and catch_up.lacking.bit_count() == 1:
             for state in self._links.values():
-                state.must_ask |= state.heard > self._ongoing_catch_up.cursor
+                state.must_ask |= state.heard > catch_up.cursor
         return attempts
 
     @_on(ReaderEvent.TIMER)

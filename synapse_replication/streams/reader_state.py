@@ -144,6 +144,7 @@ class CatchUpState:
     :ivar unreadable_upto: the rows up to it must come from the stream's own source.
     :ivar drain_upto: the last token of the writer, if it was removed.
     :ivar attempts: the number of failures since the last progress.
+    :ivar lacking: how many of them mean that the source lacks rows that are claimed.
     :ivar pace: whether the next fetch may begin.
     """
 
@@ -157,6 +158,7 @@ class CatchUpState:
     unreadable_upto: int | None = None
     drain_upto: int | None = None
     attempts: int = 0
+    lacking: int = 0
     pace: CatchUpPace = CatchUpPace.NEW
 
     @property
@@ -200,11 +202,12 @@ class CatchUpState:
             self.doubt, self.has_more_doubts = None, False
 
     def freeze(self) -> Frozen:
-        """Return the state, with at most one failure."""
+        """Return the state, with at most one failure of a kind."""
         return (
             self.cursor, self.target, self.empty_upto, self.doubt,
             self.has_more_doubts, self.rewind_to, self.epoch, self.unreadable_upto,
-            self.drain_upto, min(self.attempts, 1), _PACES.index(self.pace),
+            self.drain_upto, min(self.attempts, 1), min(self.lacking, 1),
+            _PACES.index(self.pace),
         )  # fmt: skip
 
     @classmethod

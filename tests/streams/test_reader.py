@@ -861,6 +861,19 @@ class BehindTests(SynchronousTestCase):
         driven.reader.reported("a", 3, 3, 0.0)
         self.assertEqual(driven.requested(), (0, 500))
 
+    def test_other_failures(self) -> None:
+        """Rows that the sink rejected, or could not be fetched, are not dropped."""
+        rejected = self.claimed(0)
+        self.assertIs(rejected.reader.batch("a", 9, 1), Verdict.DELIVER)
+        rejected.reader.delivery_failed([9])
+        not_fetched = self.claimed(9)
+        not_fetched.reader.failed()
+        for driven in (rejected, not_fetched):
+            driven.reader.reported("a", 0, 0, 0.0)
+            driven.reader.timer_due()
+            driven.take()
+            self.assertEqual(driven.requested(), (0, 9))
+
     def test_slower_link(self) -> None:
         """A link does not contradict what only another one says."""
         driven = self.claimed(9, 3, links="ab")
