@@ -22,6 +22,7 @@ from synapse_replication.handlers.interfaces import SyncingUser
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.recent import GroupedRecentDict, RecentDict
 from synapse_replication.streams.stream import Stream
+from synapse_replication.streams.table import to_names
 from synapse_replication.wire import commands
 
 #: The default limit of stored users; each counts once per device and instance.
@@ -145,15 +146,15 @@ class StreamTable:
         stream: AdvancingStream,
         *,
         is_written_here: bool,
-        writers: Sequence[str] = (),
+        writers: str | Sequence[str] = (),
     ) -> None:
         """Add a stream. Call it in the reactor's thread, before replication starts.
 
         :param is_written_here: whether this process writes the stream.
-        :param writers: the names of the instances that may write it. Rows of others are
-            discarded, and a writer that is absent is shown as stalled. By default,
-            every instance may write it; or, if the options declare the stream, its
-            writers there.
+        :param writers: the name or names of the instances that may write it. Rows of
+            others are discarded, and a writer that is absent is shown as stalled. By
+            default, every instance may write it; or, if the options declare the stream,
+            its writers there.
         :raises StreamConfigurationError: if a stream of that name exists.
         """
         name = stream.description.name
@@ -163,7 +164,7 @@ class StreamTable:
             )
         self._streams[name] = stream
         if writers:
-            self.writers[name] = tuple(writers)
+            self.writers[name] = to_names(writers)
         if is_written_here:
             self._written.append(stream)
 

@@ -113,10 +113,11 @@ class StreamTableTests(SynchronousTestCase):
         self.assertEqual(table.writers, {})
 
     def test_writers(self) -> None:
-        """The declared writers of a stream are found by its name."""
-        table = StreamTable()
-        table.add(typing_stream(), is_written_here=False, writers=["w1", "w2"])
-        self.assertEqual(table.writers, {"typing": ("w1", "w2")})
+        """The declared writers of a stream, one or several, are found by its name."""
+        for writers, expected in (("w1", ("w1",)), (["w1", "w2"], ("w1", "w2"))):
+            table = StreamTable()
+            table.add(typing_stream(), is_written_here=False, writers=writers)
+            self.assertEqual(table.writers, {"typing": expected})
 
     def test_twice(self) -> None:
         """A second stream of the same name is refused."""
