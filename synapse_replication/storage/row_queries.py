@@ -77,8 +77,8 @@ class LookupJoin:
         )
 
 
-# A key of the statements that were made: comparing many texts would cost more.
-@attrs.frozen(kw_only=True, eq=False)
+# Its hash, of many texts, is the key of the statements that were made.
+@attrs.frozen(kw_only=True, cache_hash=True)
 class RowQuery:
     """A query for the rows of a stream, or for some of them.
 
