@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from attrs import fields
 from opentelemetry.context import Context
@@ -31,15 +31,11 @@ _propagator = TraceContextTextMapPropagator()
 
 
 #: The fields that become attributes of spans; to find them each time would cost more
-#: than a span that is not recorded.
+#: than a span that is not recorded. The description of a task is the span's name.
 _FIELDS: Final[Mapping[type[Any], Sequence[str]]] = {
     kind: tuple(field.name for field in fields(kind))
-    for kind in (
-        events.CatchUpEvent,
-        events.RowsRequest,
-        events.RowsServed,
-        events.PositionWrite,
-    )
+    for kind in get_args(events.Work)
+    if kind is not events.BackgroundTask
 }
 
 

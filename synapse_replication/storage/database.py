@@ -72,6 +72,7 @@ from synapse_replication.errors import (
 )
 from synapse_replication.handlers.interfaces import Clock
 from synapse_replication.handlers.timer import Backoff
+from synapse_replication.handlers.waiters import Waiters
 from synapse_replication.storage.admission import Admission
 from synapse_replication.storage.lost_answers import (
     Backend,
@@ -193,10 +194,7 @@ class Transaction(psycopg2.extensions.cursor):
             if statement.name not in connection.prepared:
                 self.execute(statement.prepare)
                 connection.prepared.add(statement.name)
-        text = statements[0].execute
-        for statement in statements[1:]:
-            text += f"; {statement.execute}"
-        self.execute(text, parameters)
+        self.execute("; ".join(each.execute for each in statements), parameters)
 
     def call_after(self, func: Callable[..., object], *args: object) -> None:
         """Call ``func(*args)`` in the reactor's thread after the commit."""
@@ -459,7 +457,7 @@ class Database:
             # The usual case at the end of each block.
             return defer.succeed(None)
         ends = [
-            _join(each.waiting_for_end)
+            each.waiting_for_end.add()
             for each in self._running
             if each.number >= since and (each.lost is not None or not only_lost)
         ]
@@ -483,7 +481,7 @@ class Database:
             self._closing = Deferred()
             self._lost.stop()
             threads = [
-                _join(each.waiting_for_thread)
+                each.waiting_for_thread.add()
                 for each in self._running
                 if each.is_in_thread
             ]
@@ -506,7 +504,7 @@ class Database:
     def _end(self, request: _Request[Any], outcome: object) -> None:
         _call_all(request.description, request.callbacks)
         del self._running[request]
-        _fire(request.waiting_for_end)
+        request.waiting_for_end.fire()
         request.return_(outcome)
 
     def _leave_thread(self, request: _Request[Any], outcome: object) -> None:
@@ -515,7 +513,7 @@ class Database:
         else:
             self._end(request, outcome)
         request.is_in_thread = False
-        _fire(request.waiting_for_thread)
+        request.waiting_for_thread.fire()
 
     def _begin_to_ask(self, request: _Request[Any], lost: LostAnswer) -> None:
         request.lost = lost
@@ -631,8 +629,8 @@ class _Request(Generic[T]):
     lost: LostAnswer | None = None
     callbacks: list[Callable[[], object]] = attrs.field(factory=list)
     is_in_thread: bool = True
-    waiting_for_thread: list[Deferred[None]] = attrs.field(factory=list)
-    waiting_for_end: list[Deferred[None]] = attrs.field(factory=list)
+    waiting_for_thread: Waiters = attrs.field(factory=Waiters)
+    waiting_for_end: Waiters = attrs.field(factory=Waiters)
     result: Deferred[T] = attrs.field(init=False)
     #: Whether the result was cancelled, and is delivered when it is returned.
     _is_held: bool = attrs.field(default=False, init=False)
@@ -756,8 +754,7 @@ class _Attempt:
         )
 
     def _handle(self, event: TransactionEvent) -> None:
-        if effects := self.outcome.handle(event):
-            self.callbacks = self._callbacks_of(effects)
+        self.callbacks = self._callbacks_of(self.outcome.handle(event))
 
     def _callbacks_of(self, effects: Sequence[Effect]) -> list[Callable[[], object]]:
         found: list[Callable[[], object]] = []
@@ -822,18 +819,6 @@ def _cancel_call(result: T, call: IDelayedCall) -> T:
     if call.active():
         call.cancel()
     return result
-
-
-def _join(waiting: list[Deferred[None]]) -> Deferred[None]:
-    """Return a Deferred that fires with the others, for an independent waiter."""
-    follower: Deferred[None] = Deferred()
-    waiting.append(follower)
-    return follower
-
-
-def _fire(waiting: list[Deferred[None]]) -> None:
-    while waiting:
-        waiting.pop(0).callback(None)
 
 
 def _follow(ended: Deferred[None]) -> Deferred[None]:
