@@ -184,6 +184,15 @@ class EnvironmentTests(SynchronousTestCase):
         self.patch(pwd, "getpwuid", unknown)
         self.assertIn(f"no entry for user id {os.geteuid()}", self.start())
 
+    def test_host_name(self) -> None:
+        """Spark does not look up the machine's name, which need not resolve."""
+        home = spark_home()
+        started = JavaStart(home, {}, UserSettings.read(home))
+        assert started.process is not None
+        environ = Path(f"/proc/{started.process.pid}/environ").read_bytes()
+        started.end()
+        self.assertIn(b"SPARK_LOCAL_HOSTNAME=localhost", environ.split(b"\0"))
+
     def test_no_execution(self) -> None:
         """Native libraries are in the cache folder if /tmp does not allow them."""
         session = shared_session()
