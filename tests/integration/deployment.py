@@ -222,6 +222,16 @@ class DeploymentTestCase(SynchronousTestCase):
             f"{command} is up", lambda: self.log_of(command).count(" is up") == times
         )
 
+    def wait_until_linked(self, command: str) -> None:
+        """Wait until a process can publish on Redis.
+
+        A row that it writes earlier is not published, but claimed by its POSITION.
+        """
+        self.wait_until(
+            f"{command} can publish",
+            lambda: "Connected: redis_out" in self.log_of(command),
+        )
+
     def stop(self, process: ForkedProcess | subprocess.Popen[bytes]) -> int:
         process.send_signal(signal.SIGTERM)
         return process.wait(PATIENCE)

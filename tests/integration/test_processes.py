@@ -53,10 +53,7 @@ class ProcessTests(DeploymentTestCase):
         worker = self.start("worker", self.worker)
         main = self.start("main", self.main)
         self.wait_until_up("worker")
-        # Before that, a row is not published, but claimed by a POSITION.
-        self.wait_until(
-            "main can publish", lambda: "Connected: redis_out" in self.log_of("main")
-        )
+        self.wait_until_linked("main")
         self.write_upto(20)
         self.wait_for_rows(20)
         self.assertEqual(self.stop(worker), 0, self.log_of("worker"))

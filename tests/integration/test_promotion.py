@@ -68,8 +68,9 @@ class PromotionTests(DeploymentTestCase):
         self.promote()
         self.start("main", self.main)
         self.start("worker", self.writer2, name="writer2")
-        # A row of typing that is written before writer2 is connected must be fetched.
+        # A row of typing that is written before that would have to be fetched.
         self.wait_until_up("writer2")
+        self.wait_until_linked("writer2")
         self.write_upto(20)
         for stream in ("notes", "typing"):
             self.wait_until(
