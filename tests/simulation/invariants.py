@@ -141,7 +141,7 @@ class Ledger:
     :ivar on_standby: the readers whose database is a standby. They are not given the
         discarded rows of an idempotent stream, which has no stored positions.
     :ivar resumed: the writers of which a process resumed after it had been replaced. It
-        may state its last position before it ends.
+        may state its last position, and repeat rows in memory, before it ends.
     :ivar violations: the texts of all violations, even of those that a caller caught.
     :ivar committed_rows: the number of committed rows.
     :ivar applied_rows: the number of delivered rows, summed over all processes.
@@ -437,7 +437,7 @@ class Ledger:
         self.applied_rows += len(rows)
         key = stream, writer
         if stream in self._in_memory:
-            self._view(reader, stream, token, rows)
+            self._view(reader, stream, writer, rows)
             reader.positions[key] = token
             return
         written = self.written(stream, writer)
@@ -665,7 +665,7 @@ class Ledger:
         reader.positions[key] = token
 
     def _view(
-        self, reader: Reader, stream: str, token: int, rows: list[SimulatedRow]
+        self, reader: Reader, stream: str, writer: str, rows: list[SimulatedRow]
     ) -> None:
         view = reader.views.setdefault(stream, {})
         for row in rows:
@@ -675,6 +675,14 @@ class Ledger:
                 # The writer restarted and is already beyond the reader's position.
                 reader.hidden_resets.add(stream)
                 reader.epochs[stream] = int(epoch)
+                if (
+                    int(epoch) < known
+                    and writer in self.resumed
+                    and reader.epoch_of(writer) is None
+                ):
+                    # Without epochs, a replaced process that resumes looks like its
+                    # successor, and its last rows look new.
+                    view.clear()
             if row.row_id <= view.get(key, 0):
                 raise self._violation(
                     f"{reader.name} got row {row.row_id} of {stream} twice, or after a "

@@ -147,6 +147,26 @@ class LedgerTests(SynchronousTestCase):
             ),
         )
 
+    def repeat_earlier_epoch(self) -> None:
+        """Deliver a row in memory again after one of the next epoch."""
+        for row_id, epoch in (7, 1), (8, 2), (7, 1):
+            self.ledger.delivered(
+                self.reader, "typing", "w", row_id, _rows(row_id, epoch=epoch)
+            )
+
+    def test_earlier_epoch_in_memory(self) -> None:
+        """A row of an earlier epoch that is delivered again is a violation."""
+        self.assertIn("twice", self.refused(self.repeat_earlier_epoch))
+
+    def test_resumed_writer_in_memory(self) -> None:
+        """A replaced process that resumes may repeat rows if it states no epoch."""
+        self.ledger.resumed.add("w")
+        self.repeat_earlier_epoch()
+        self.assertEqual(self.reader.views["typing"], {"k": 7})
+        self.assertEqual(self.reader.hidden_resets, {"typing"})
+        self.reader.epoch_of = lambda _: 2
+        self.assertIn("twice", self.refused(self.repeat_earlier_epoch))
+
     def move_back(self, stream: str, token: int, to: int, epoch: int = 1) -> None:
         """Deliver a row, and let the position move back."""
         self.ledger.delivered(
