@@ -188,6 +188,13 @@ class Cluster:
             self.in_memory = {}
         return process
 
+    def resume(self, process: Process) -> None:
+        """Let a suspended process run on."""
+        if process.reactor.is_suspended:
+            self.trace(f"the replaced {process.name} resumes")
+            self.ledger.resumed.add(process.name)
+            process.reactor.resume()
+
     def leave(self, process: Process) -> None:
         """End a process that was replaced."""
         if process in self.replaced:

@@ -143,7 +143,7 @@ class Faults:
         cluster.database.slowness = 1.0
         self._set_lag(0.05)
         for process in list(cluster.replaced):
-            process.reactor.resume()
+            cluster.resume(process)
         if not cluster.database.is_up:
             cluster.database.start()
         if not cluster.network.broker_is_up:
@@ -181,9 +181,7 @@ class Faults:
         ]
 
         def resume() -> None:
-            cluster.trace(f"the replaced {name} resumes")
-            cluster.ledger.resumed.add(name)
-            process.reactor.resume()
+            cluster.resume(process)
             for write in writes:
                 if process in cluster.replaced:
                     cluster.run("writing in a replaced process", write())

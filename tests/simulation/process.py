@@ -61,6 +61,7 @@ from synapse_replication.storage.sequences import (
     limit_positions,
     read_stored_positions,
 )
+from synapse_replication.storage.writer_lock import LOCK_CHECK_INTERVAL
 from synapse_replication.streams.backlog import Backlog, BacklogOptions
 from synapse_replication.streams.memory import MemoryStream
 from synapse_replication.streams.rows import AttrsRowCodec
@@ -205,6 +206,22 @@ class Process:
             await deferLater(self.reactor, 0.2)
         self._admission = Admission(self.name, term)
         self.database.admit(self._admission, self._name_lost)
+        self._check_name_later()
+
+    def _check_name_later(self) -> None:
+        self.reactor.callLater(
+            LOCK_CHECK_INTERVAL,
+            lambda: self.cluster.run("checking the name", self._check_name()),
+        )
+
+    async def _check_name(self) -> None:
+        """Notice that the name is lost, even if this process writes nothing.
+
+        A real one notices it when it checks its lock.
+        """
+        with suppress(psycopg2.Error, NameLostError):
+            await self.database.confirm_name()
+        self._check_name_later()
 
     def _find_name_check(self) -> Callable[[], Deferred[None]] | None:
         return None if self._admission is None else self.database.confirm_name

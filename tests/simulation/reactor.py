@@ -58,6 +58,11 @@ class ProcessReactor:
         """Suspend the process, as SIGSTOP does: its connections stay open."""
         self._held = deque()
 
+    @property
+    def is_suspended(self) -> bool:
+        """Whether the process is suspended."""
+        return self._held is not None
+
     def resume(self) -> None:
         """Resume the process, and make the calls that were due meanwhile, in order."""
         held, self._held = self._held or deque(), None
