@@ -9,6 +9,7 @@ witness.
 from __future__ import annotations
 
 import json
+import math
 import time
 from bisect import bisect
 from collections.abc import Collection, Iterable, Sequence
@@ -99,7 +100,8 @@ class _Log:
                 self.epoch = Epoch(self.process, is_ours, at, value)
             else:
                 assert self.epoch is not None
-                self.epoch.deliver(*value)
+                delivery, writer = value
+                self.epoch.deliver(delivery, writer, at)
 
 
 class Evidence:
@@ -168,6 +170,17 @@ class Evidence:
             if epoch.is_running and (epoch, row.delivery) not in self._given_up
         ]
 
+    def judge_until(self, at: float) -> None:
+        """Make the rows written until now due to the processes that run.
+
+        Otherwise they are not due to those of them that end later.
+
+        :param at: the present time, or when a fault ended, in s since the Unix epoch.
+        """
+        for epoch in self.epochs:
+            if epoch.is_running:
+                epoch.judged_until = at
+
     def end_round(self, fault_ended: float) -> list[tuple[Epoch, Committed]]:
         """Stop waiting for the rows that are missing now; they are judged at the end.
 
@@ -176,23 +189,25 @@ class Evidence:
             ends later.
         :return: the missing rows.
         """
-        for epoch in self.epochs:
-            if epoch.is_running:
-                epoch.judged_until = fault_ended
+        self.judge_until(fault_ended)
         missing = self.new_missing(time.time())
         self._given_up.update((epoch, row.delivery) for epoch, row in missing)
         return missing
 
-    def unannounced(self) -> tuple[list[Committed], list[Committed]]:
+    def unannounced(
+        self, within: float = math.inf
+    ) -> tuple[list[Committed], list[Committed]]:
         """Return the rows that no process received: those that exist, and the others.
 
         Rows of streams in memory are omitted.
 
+        :param within: the time from writing a row within which it counts as received,
+            in s.
         :raises psycopg2.Error: if the database is down.
         """
         present = self.present(TABLES)
         found: tuple[list[Committed], list[Committed]] = [], []
-        for row in received_by_none(self.rows, self.epochs):
+        for row in received_by_none(self.rows, self.epochs, within):
             if row.stream in present:
                 found[row.delivery not in present[row.stream]].append(row)
         return found

@@ -1,7 +1,8 @@
 """Judges ``synapse-replication monitor`` beside stock processes, under faults.
 
-Every alarm of the monitor must have a cause, and each process that is killed must be
-named within :data:`NAMED_WITHIN`. The monitor has the deployment's file only.
+Every alarm of the monitor must have a cause, each process that is killed must be named
+within :data:`NAMED_WITHIN`, and the rows that no process received must be counted. The
+monitor has the deployment's file only.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
+from prometheus_client.parser import text_string_to_metric_families
 
 from scripts.tools.faults.synapse.alarms import Fault
 from scripts.tools.faults.synapse.cluster import Cluster
@@ -27,7 +30,8 @@ from scripts.tools.faults.synapse.deployments import DEPLOYMENTS, PROCESSES
 from scripts.tools.faults.synapse.evidence import Evidence
 from scripts.tools.faults.synapse.nemeses import MIXABLE, Scene, cause
 from scripts.tools.faults.synapse.traffic import Traffic
-from synapse_replication.errors import ReplicationError, ServerStartError
+from scripts.tools.faults.synapse.verdict import Committed
+from synapse_replication.errors import ServerStartError
 from synapse_replication.testing.private_process import die_with_parent, free_port
 
 #: The time within which the monitor names a process that was killed, in s.
@@ -42,8 +46,16 @@ AFTER = 10.0
 #: The least time after which a row counts as unannounced, and how long the alarm lasts.
 PATIENCE, UNANNOUNCED_FOR = 30.0, 900.0
 
+#: The time before and after a fault of the link in which rows are not verified, in s: a
+#: row is reported when two checks have found it and the patience is over.
+UNVERIFIED_BEFORE, UNVERIFIED_AFTER = PATIENCE + 20.0, 20.0
+#: The metric that counts the rows that were not announced.
+UNANNOUNCED_ROWS = "synapse_replication_unannounced_rows_total"
+
 #: The kinds of alarms that are not about an instance.
 LINK, DATABASE, UNANNOUNCED = "link", "database", "unannounced"
+#: The faults of the monitor's link, by the beginnings of their names.
+LINK_FAULTS = ("redis", "client")
 
 
 @attrs.define
@@ -101,7 +113,7 @@ def is_caused(alarm: Alarm, faults: Sequence[Fault], lost_at: Sequence[float]) -
             continue
         if (
             alarm.about in fault.victims
-            or (alarm.about == LINK and _has(fault, ("redis", "client")))
+            or (alarm.about == LINK and _has(fault, LINK_FAULTS))
             or (alarm.about == DATABASE and _has(fault, ("postgres",)))
         ):
             return True
@@ -110,6 +122,50 @@ def is_caused(alarm: Alarm, faults: Sequence[Fault], lost_at: Sequence[float]) -
 
 def _has(fault: Fault, kinds: tuple[str, ...]) -> bool:
     return any(name.startswith(kinds) for name in fault.names)
+
+
+def read_counts(metrics: str) -> dict[tuple[str, str], int]:
+    """Return how many rows were not announced, by stream and writer."""
+    return {
+        (labels["stream_name"], labels["instance_name"]): int(sample.value)
+        for family in text_string_to_metric_families(metrics)
+        for sample in family.samples
+        if sample.name == UNANNOUNCED_ROWS and (labels := sample.labels)
+    }
+
+
+def find_wrong_counts(
+    counts: Mapping[tuple[str, str], int],
+    missed: Sequence[Committed],
+    late: Sequence[Committed],
+    faults: Sequence[Fault],
+) -> list[str]:
+    """Return which counts differ from the rows that no process received.
+
+    :param counts: what the monitor counted.
+    :param missed: the rows that no process received, and that still exist. Those that
+        were written around a fault of the monitor's link may be missing.
+    :param late: the rows that no process received in time, or that were removed since,
+        which may be counted: ``missed`` among them.
+    """
+    unverified = [
+        (fault.start - UNVERIFIED_BEFORE, fault.end + UNVERIFIED_AFTER)
+        for fault in faults
+        if _has(fault, LINK_FAULTS)
+    ]
+    least = Counter(
+        (row.stream, row.writer)
+        for row in missed
+        if not any(start <= row.at <= end for start, end in unverified)
+    )
+    most = Counter((row.stream, row.writer) for row in late)
+    return [
+        f"{stream} of {writer}: {counts.get(key, 0)} rows counted, and {least[key]} to "
+        f"{most[key]} reached no process in time"
+        for key in sorted({*counts, *least})
+        for stream, writer in [key]
+        if not least[key] <= counts.get(key, 0) <= most[key]
+    ]
 
 
 class Watch:
@@ -136,7 +192,7 @@ class Watch:
         own.write_text(json.dumps({"redis": settings}))
         self._log = config.parent / "monitor.log"
         port = free_port()
-        self._url = f"http://127.0.0.1:{port}/status.json"
+        self._url = f"http://127.0.0.1:{port}/"
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 [
@@ -184,10 +240,20 @@ class Watch:
 
     def _fetch(self) -> dict[str, str] | None:
         try:
-            with urllib.request.urlopen(self._url, timeout=10) as response:
-                return read_alarms(json.load(response))
+            return read_alarms(json.loads(self._get("status.json")))
         except OSError:
             return None
+
+    def counts(self) -> dict[tuple[str, str], int]:
+        """Return how many rows were not announced, by stream and writer.
+
+        :raises OSError: if the monitor does not respond.
+        """
+        return read_counts(self._get("metrics").decode())
+
+    def _get(self, path: str) -> bytes:
+        with urllib.request.urlopen(self._url + path, timeout=10) as response:
+            return bytes(response.read())
 
     def _poll(self) -> None:
         while not self._ended.wait(POLL):
@@ -216,6 +282,8 @@ class MonitoredResult:
     :ivar polls: how often the monitor was asked.
     :ivar missed: the number of rows that no process received although they exist.
     :ivar removed: the number of those that were removed since.
+    :ivar counted: the number of those that the monitor counted.
+    :ivar wrong_counts: its counts that differ from these rows.
     """
 
     seconds: float
@@ -227,13 +295,20 @@ class MonitoredResult:
     false: tuple[str, ...]
     missed: int
     removed: int
+    counted: int
+    wrong_counts: tuple[str, ...]
     exit_status: int
 
     @property
     def is_good(self) -> bool:
-        """Whether no alarm was false and every killed process was named in time."""
+        """Whether nothing was false, and every killed process was named in time."""
         times = [each for times in self.named.values() for each in times]
-        return not self.false and None not in times and self.exit_status == 0
+        return (
+            not self.false
+            and not self.wrong_counts
+            and None not in times
+            and self.exit_status == 0
+        )
 
     def lines(self) -> Iterator[str]:
         """Yield a summary."""
@@ -246,8 +321,9 @@ class MonitoredResult:
             yield f"{name} killed, named after {', '.join(texts)} s"
         yield (
             f"{self.missed} rows reached no process, and {self.removed} more that were "
-            "removed since"
+            f"removed since; {self.counted} rows counted"
         )
+        yield from self.wrong_counts
         yield f"{len(self.alarms)} alarms, {len(self.false)} of them false"
         yield from self.false
         yield f"exit status of the monitor: {self.exit_status}"
@@ -292,6 +368,8 @@ class _Hour:
 
     def run(self, seconds: float, chance: random.Random) -> MonitoredResult:
         start = time.monotonic()
+        # Until now, the monitor verified nothing.
+        connecting = Fault(("redis-connect",), frozenset(), 0.0, time.time())
         others = [name for name in MIXABLE if not name.startswith("kill-")]
         turns = itertools.cycle(range(len(PROCESSES) + len(others)))
         with self.traffic.writing(chance.getrandbits(32)):
@@ -302,14 +380,17 @@ class _Hour:
                     self._kill(PROCESSES[turn])
                 else:
                     self._cause(others[turn - len(PROCESSES)], chance)
-                with contextlib.suppress(ReplicationError):
-                    self.evidence.collect()
+                self._collect()
+            # A lost row is found when its writer has stored a later position.
+            time.sleep(QUIET)
         # Until the rows of the last faults are judged.
         time.sleep(2 * PATIENCE)
+        counts = self.watch.counts()
         exit_status = self.watch.stop()
         self.evidence.collect()
         missed, removed = self.evidence.unannounced()
-        lost_at = [row.at for row in (*missed, *removed)]
+        late = [row for rows in self.evidence.unannounced(PATIENCE) for row in rows]
+        lost_at = [row.at for row in late]
         alarms = self.watch.alarms
         return MonitoredResult(
             time.monotonic() - start,
@@ -321,8 +402,16 @@ class _Hour:
             tuple(str(a) for a in alarms if not is_caused(a, self.faults, lost_at)),
             len(missed),
             len(removed),
+            sum(counts.values()),
+            tuple(find_wrong_counts(counts, missed, late, [connecting, *self.faults])),
             exit_status,
         )
+
+    def _collect(self) -> None:
+        # Every process is killed in each cycle. What was written until now is due to
+        # those that run now, also after that.
+        self.evidence.collect()
+        self.evidence.judge_until(time.time())
 
     def _kill(self, name: str) -> None:
         began = time.time()

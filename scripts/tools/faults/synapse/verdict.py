@@ -10,6 +10,7 @@ process that missed the row can no longer fetch it.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
@@ -66,6 +67,7 @@ class Epoch:
     :ivar judged_until: for a process that has ended: rows written after this time, in s
         since the Unix epoch, are not due to it.
     :ivar deliveries: the number of deliveries of each token.
+    :ivar received_at: when each token was first delivered, in s since the Unix epoch.
     :ivar late: the tokens that were delivered after a greater one of the same writer.
     """
 
@@ -76,17 +78,22 @@ class Epoch:
     is_running: bool = True
     judged_until: float = 0.0
     deliveries: Counter[Delivery] = attrs.Factory(Counter)
+    received_at: dict[Delivery, float] = attrs.Factory(dict)
     late: list[Delivery] = attrs.Factory(list)
     _greatest: dict[tuple[str, str, int], int] = attrs.Factory(dict)
 
-    def deliver(self, delivery: Delivery, writer: str) -> None:
-        """Record a delivery."""
+    def deliver(self, delivery: Delivery, writer: str, at: float) -> None:
+        """Record a delivery.
+
+        :param at: its time, in s since the Unix epoch.
+        """
         key = delivery.stream, writer, delivery.era
         greatest = self._greatest.get(key, 0)
         if delivery.token < greatest and delivery not in self.deliveries:
             self.late.append(delivery)
         self._greatest[key] = max(greatest, delivery.token)
         self.deliveries[delivery] += 1
+        self.received_at.setdefault(delivery, at)
 
     def must_receive(self, row: Committed) -> bool:
         """Return whether a row is due to this process."""
@@ -143,16 +150,20 @@ def missing_rows(
 
 
 def received_by_none(
-    rows: Iterable[Committed], epochs: Sequence[Epoch]
+    rows: Iterable[Committed], epochs: Sequence[Epoch], within: float = math.inf
 ) -> list[Committed]:
-    """Return the rows that were due to processes, and were delivered to none of them.
+    """Return the rows that were due to processes, and that none of them received.
 
+    :param within: the time from writing a row within which a delivery counts, in s.
     :return: the rows, ordered by stream and token.
     """
     found = []
     for row in sorted(rows, key=lambda row: (row.stream, row.token)):
         due = [epoch for epoch in epochs if epoch.must_receive(row)]
-        if due and all(row.delivery not in epoch.deliveries for epoch in due):
+        if due and all(
+            epoch.received_at.get(row.delivery, math.inf) >= row.at + within
+            for epoch in due
+        ):
             found.append(row)
     return found
 

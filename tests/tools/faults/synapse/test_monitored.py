@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from prometheus_client import CollectorRegistry, generate_latest
 from twisted.trial.unittest import SynchronousTestCase
 
 from scripts.tools.faults.synapse.alarms import Fault
@@ -13,10 +14,19 @@ from scripts.tools.faults.synapse.monitored import (
     LINK,
     PATIENCE,
     UNANNOUNCED,
+    UNVERIFIED_BEFORE,
     Alarm,
     MonitoredResult,
+    find_wrong_counts,
     is_caused,
     read_alarms,
+    read_counts,
+)
+from scripts.tools.faults.synapse.verdict import Committed
+from synapse_replication.handlers.events import RowsUnannounced
+from synapse_replication.instrumentation.prometheus import (
+    PrometheusObserver,
+    ReplicationMetrics,
 )
 
 
@@ -83,15 +93,66 @@ class IsCausedTests(SynchronousTestCase):
         self.assertFalse(self.caused(UNANNOUNCED, 300, "client-kill"))
 
 
+class CountsTests(SynchronousTestCase):
+    ROWS = (
+        Committed("events", 5, "p1", at=100.0),
+        Committed("events", 6, "p1", at=200.0),
+        Committed("receipts", 9, "w1", at=200.0),
+    )
+
+    def wrong(self, missed: int, *names: str, **counts: int) -> list[str]:
+        """Return what is wrong if the last rows were only late, or were removed."""
+        found = {(name, self.ROWS[-1].writer): n for name, n in counts.items()}
+        found["events", "p1"] = counts.pop("events", 0)
+        found.pop(("events", "w1"), None)
+        end = 100.0 + UNVERIFIED_BEFORE
+        return find_wrong_counts(
+            found, self.ROWS[:missed], self.ROWS, [Fault(names, set(), end, end)]
+        )
+
+    def test_counts(self) -> None:
+        """Each row that reached no process is counted; one that was removed may be."""
+        self.assertEqual(self.wrong(2, events=2), [])
+        self.assertEqual(self.wrong(2, events=2, receipts=1), [])
+        self.assertEqual(
+            self.wrong(2, events=2, receipts=2),
+            ["receipts of w1: 2 rows counted, and 0 to 1 reached no process in time"],
+        )
+        self.assertEqual(
+            self.wrong(2, events=1),
+            ["events of p1: 1 rows counted, and 2 to 2 reached no process in time"],
+        )
+        self.assertEqual(len(self.wrong(3, events=2)), 1)
+
+    def test_link(self) -> None:
+        """Rows from just before a fault of the link need not be counted."""
+        self.assertEqual(self.wrong(1, "redis-kill"), [])
+        self.assertEqual(len(self.wrong(1, "pause")), 1)
+        self.assertEqual(len(self.wrong(2, "redis-kill")), 1)
+
+    def test_read(self) -> None:
+        """The counts are read from the metrics, by stream and writer."""
+        registry = CollectorRegistry()
+        observer = PrometheusObserver(ReplicationMetrics(registry), "x.test")
+        self.assertEqual(read_counts(generate_latest(registry).decode()), {})
+        observer.observe(RowsUnannounced("events", "p1", (5, 6)))
+        counts = read_counts(generate_latest(registry).decode())
+        self.assertEqual(counts, {("events", "p1"): 2})
+
+
 class ResultTests(SynchronousTestCase):
     def test_verdict(self) -> None:
         """A false alarm, an unnamed process, or a monitor that failed is bad."""
 
         def result(
-            named: float | None = 5.0, false: tuple[str, ...] = (), exit_status: int = 0
+            named: float | None = 5.0,
+            false: tuple[str, ...] = (),
+            exit_status: int = 0,
+            wrong: tuple[str, ...] = (),
         ) -> MonitoredResult:
             return MonitoredResult(
-                60.0, 1, 9, 9, {"w1": [named]}, false, false, 0, 0, exit_status
+                *(60.0, 1, 9, 9, {"w1": [named]}, false, false),
+                *(0, 0, 0, wrong, exit_status),
             )
 
         self.assertTrue(result().is_good)
@@ -99,3 +160,4 @@ class ResultTests(SynchronousTestCase):
         self.assertIn("w1 killed, named after never s", list(result(None).lines()))
         self.assertFalse(result(false=("w2",)).is_good)
         self.assertFalse(result(exit_status=1).is_good)
+        self.assertFalse(result(wrong=("events of p1",)).is_good)

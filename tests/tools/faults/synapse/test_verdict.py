@@ -35,6 +35,7 @@ def epoch(
         started,
         {"events": {"persister1": 6, "persister2": 6}},
         deliveries=Counter(Delivery("events", token) for token in tokens),
+        received_at={Delivery("events", token): 22.0 for token in tokens},
     )
 
 
@@ -51,7 +52,7 @@ class LateTests(SynchronousTestCase):
         """A row is late if a greater one of its writer was delivered before it."""
         reader = epoch("sync1")
         for token, writer in ((7, "a"), (9, "a"), (8, "b"), (8, "a"), (7, "a")):
-            reader.deliver(Delivery("events", token + (writer == "b")), writer)
+            reader.deliver(Delivery("events", token + (writer == "b")), writer, 9.0)
         self.assertEqual(reader.late, [Delivery("events", 8)])
         self.assertEqual(reader.deliveries[Delivery("events", 7)], 2)
 
@@ -68,6 +69,10 @@ class ReceivedByNoneTests(SynchronousTestCase):
             [ROWS[1]],
         )
         self.assertEqual(received_by_none(ROWS[1:], [writer]), [])
+        # A row that a process received too late counts, too.
+        reader = epoch("sync1", 7, 8)
+        self.assertEqual(received_by_none(ROWS, [reader]), [])
+        self.assertEqual(received_by_none(ROWS, [reader], 1.5), [ROWS[0]])
         self.assertEqual(str(ROWS[1]), "events 8 of persister2")
 
 
