@@ -101,11 +101,15 @@ MAX_FINDINGS: Final = 10_000
 class _Instance:
     """What is known of an instance.
 
-    :ivar since: when its state or its problem last changed, in s.
+    :ivar since: when its state last changed, or its problem began or ended, in s.
     """
 
     status: model.InstanceStatus
     since: float
+
+
+def _kind(status: model.InstanceStatus) -> tuple[str, bool]:
+    return status.state, bool(status.problem)
 
 
 @attrs.define(eq=False, repr=False)
@@ -160,9 +164,14 @@ class InstanceWatch:
             problem = describe_process(status)
         known = self._known.get(report.name)
         found = model.InstanceStatus(report.name, report.state.value, problem, 0.0)
-        if known is None or known.status != found:
+        if known is None or _kind(known.status) != _kind(found):
             self._log_change(known, found)
             self._known[report.name] = _Instance(found, now)
+        elif known.status != found:
+            # A dead instance may refuse one connection and lose another.
+            if not is_missing:
+                self._log_change(known, found)
+            known.status = found
 
     def _log_change(self, known: _Instance | None, found: model.InstanceStatus) -> None:
         if found.problem:

@@ -8,6 +8,7 @@ from typing import Any
 import psycopg2
 from twisted.internet.defer import Deferred, succeed
 from twisted.internet.task import Clock
+from twisted.logger import capturedLogs
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.app import monitor
@@ -99,6 +100,22 @@ class InstanceWatchTests(MonitorTestCase):
         self.answers["w1"] = _DEAD
         self.clock.advance(ASK_INTERVAL)
         self.assertEqual(self.troubled(), [])
+
+    def test_how_long(self) -> None:
+        """
+        An instance is down since it was first found to be, however its answers fail.
+        """
+        lost = HttpCatchUpError("GET", "u", None, "Connection lost")
+        self.watch.start()
+        self.answers["w1"] = _DEAD
+        with capturedLogs() as lines:
+            self.clock.pump([ASK_INTERVAL] * 2)
+            self.answers["w1"] = lost
+            self.clock.pump([ASK_INTERVAL] * 3)
+        (down,) = self.status.snapshot().troubled
+        self.assertEqual(down.since, 3 * ASK_INTERVAL)
+        self.assertIn("Connection lost", down.problem)
+        self.assertEqual(len(lines), 1)
 
     def test_dead_from_the_start(self) -> None:
         """An instance that never answered is named, too."""
