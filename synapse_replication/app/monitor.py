@@ -21,7 +21,6 @@ announce for hours, and none announces that it is idle.
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Final
@@ -301,7 +300,8 @@ class MonitorStatus(StatusObserver):
         self.instances = instances.statuses
         self.sessions: SessionWatch | None = None
         self._announced: dict[tuple[str, str], int] = {}
-        self._findings: deque[float] = deque(maxlen=MAX_FINDINGS)
+        #: When each row was found to be unannounced, in order.
+        self._unannounced: dict[tuple[str, str, int], float] = {}
 
     def receive(self, command: Command) -> None:
         """Note the position of the writer that a line announces."""
@@ -317,18 +317,20 @@ class MonitorStatus(StatusObserver):
 
     def row_unannounced(self, finding: LossFinding) -> None:
         """Note a finding of the loss meter."""
-        if not finding.is_announced:
-            self._findings.append(self._monotonic())
-        elif self._findings:
-            self._findings.pop()
+        row = finding.stream_name, finding.instance_name, finding.token
+        if finding.is_announced:
+            self._unannounced.pop(row, None)
+        elif len(self._unannounced) < MAX_FINDINGS:
+            self._unannounced[row] = self._monotonic()
 
     @override
     def snapshot(self) -> model.ProcessStatus:
         status = super().snapshot()
-        while (
-            self._findings and self._monotonic() - self._findings[0] > UNANNOUNCED_FOR
-        ):
-            self._findings.popleft()
+        oldest = self._monotonic() - UNANNOUNCED_FOR
+        for row, found in list(self._unannounced.items()):
+            if found >= oldest:
+                break
+            del self._unannounced[row]
         not_ready = self._watch.not_ready()
         is_up = any(link.up for link in status.links)
         since = [link.since for link in status.links] or [status.up_for]
@@ -347,7 +349,7 @@ class MonitorStatus(StatusObserver):
             not_ready=tuple(not_ready),
             cut_off_for=0.0 if is_up or not self._needs_link else min(since),
             stuck_ids=stuck,
-            unannounced=len(self._findings),
+            unannounced=len(self._unannounced),
         )
 
 

@@ -208,6 +208,15 @@ class MonitorStatusTests(MonitorTestCase):
                 self.clock.advance(UNANNOUNCED_FOR + 1)
             self.assertEqual(self.status.snapshot().unannounced, 0)
 
+    def test_announced_after_the_while(self) -> None:
+        """The late announcement of a row that is not shown any more hides no other."""
+        self.status.row_unannounced(LossFinding("events", "w1", 5, 30.0, False))
+        self.clock.advance(UNANNOUNCED_FOR + 1)
+        self.status.row_unannounced(LossFinding("events", "w1", 6, 30.0, False))
+        self.assertEqual(self.status.snapshot().unannounced, 1)
+        self.status.row_unannounced(LossFinding("events", "w1", 5, 999.0, True))
+        self.assertEqual(self.status.snapshot().unannounced, 1)
+
 
 class RealSessionTests(SynchronousTestCase):
     """Tests with a real database."""
