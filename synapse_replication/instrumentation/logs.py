@@ -517,11 +517,11 @@ class LoggingObserver(ReplicationObserver):
         self._log(
             event,
             LogLevel.warn,
-            "{writer} committed {count} tokens of {stream} and did not announce them, "
-            "the first of them {token}",
+            "{writer} did not announce {tokens} of {stream} that it committed; the "
+            "first is {token}",
             per=tuple(fields.values()),
             **fields,
-            count=len(event.tokens),
+            tokens=counted(len(event.tokens), "token"),
             token=event.tokens[0],
         )
 
@@ -531,11 +531,11 @@ class LoggingObserver(ReplicationObserver):
         self._log(
             event,
             LogLevel.warn,
-            "Delivered {count} tokens of {stream} of {writer} late, after greater "
-            "ones; the first of them is {token}",
+            "Delivered {tokens} of {stream} of {writer} late, after greater ones; the "
+            "first is {token}",
             per=tuple(fields.values()),
             **fields,
-            count=len(event.tokens),
+            tokens=counted(len(event.tokens), "token"),
             token=event.tokens[0],
         )
 

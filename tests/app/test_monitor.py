@@ -200,7 +200,7 @@ class MonitorStatusTests(MonitorTestCase):
                 describe_process(status), "1 row committed and not announced"
             )
             self.assertIn(
-                "1 in the last minutes", render_page(status, "", is_body=True)
+                "1 in the last 15 minutes", render_page(status, "", is_body=True)
             )
             if announced_late:
                 self.status.row_unannounced(LossFinding("events", "w1", 5, 40.0, True))

@@ -85,13 +85,13 @@ class LoggingObserverTests(SynchronousTestCase):
                 ),
                 (
                     "warn",
-                    "w1 committed 2 tokens of events and did not announce them, the "
-                    "first of them 3",
+                    "w1 did not announce 2 tokens of events that it committed; the "
+                    "first is 3",
                 ),
                 (
                     "warn",
-                    "Delivered 1 tokens of events of w1 late, after greater ones; the "
-                    "first of them is 3",
+                    "Delivered 1 token of events of w1 late, after greater ones; the "
+                    "first is 3",
                 ),
                 (
                     "info",

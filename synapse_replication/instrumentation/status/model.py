@@ -258,8 +258,8 @@ class ProcessStatus(Struct, frozen=True):
     :ivar stuck_ids: the ids that delay the persisted-up-to positions of streams.
     :ivar damage: which rows that the sink stored are damaged; empty if none are.
     :ivar instances: all instances of the deployment; only a monitor asks them.
-    :ivar unannounced: how many rows were committed in the last minutes and not
-        announced; only a monitor compares them.
+    :ivar unannounced: how many committed rows were found not to be announced in the
+        last 15 minutes; only a monitor compares them.
     """
 
     server_name: str
