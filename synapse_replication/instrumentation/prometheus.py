@@ -433,6 +433,8 @@ class PrometheusObserver(ReplicationObserver):
 def _status_gauges(status: ProcessStatus) -> Iterator[_Sample]:
     if status.damage:
         yield "synapse_replication_sink_damaged", (), 1
+    if status.links:
+        yield "synapse_replication_cut_off_seconds", (), status.cut_off_for
     for each in status.instances:
         name = (each.instance_name,)
         yield "synapse_replication_instance_up", name, int(each.is_up)

@@ -285,6 +285,17 @@ class PrometheusObserverTests(SynchronousTestCase):
             self.value("synapse_replication_lag_seconds", **writer),
         )
 
+    def test_cut_off(self) -> None:
+        """A process with links shows for how long none of them has been up."""
+        sample = "synapse_replication_cut_off_seconds"
+        self.assertIsNone(self.value(sample))
+        self.known.link_up()
+        self.clock.advance(5)
+        self.assertEqual(self.value(sample), 0)
+        self.known.link_lost()
+        self.clock.advance(7)
+        self.assertEqual(self.value(sample), 7)
+
     def test_stalled_writers_have_seconds_by_reason(self) -> None:
         """A stalled writer has a sample with its reason until it advances."""
         sample = "synapse_replication_stalled_seconds"
