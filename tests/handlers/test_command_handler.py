@@ -16,6 +16,7 @@ from synapse_replication.streams.memory import MemoryStream
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS
 from synapse_replication.testing.doubles import MemoryConnection, SourceStream
 from synapse_replication.wire.commands import (
+    COMMANDS,
     CancelTaskCommand,
     ClearUserSyncsCommand,
     FederationAckCommand,
@@ -32,6 +33,7 @@ from synapse_replication.wire.commands import (
 from synapse_replication.wire.rdata import read_lines
 from tests.handlers.fixtures import Receiving, Row, receiving
 from tests.support.recording_observer import RecordingHost
+from tests.wire.lines import LINES
 
 
 class ConnectionTests(SynchronousTestCase):
@@ -234,6 +236,17 @@ class ReceivedTests(SynchronousTestCase):
             ],
         )
         self.assertEqual(fixture.host.observer.processes, [])
+
+    def test_every_command_goes_to_the_host(self) -> None:
+        """The host receives all commands but those about links, positions and rows."""
+        fixture = receiving()
+        fixture.host.stores_user_ips = True
+        fixture.receive(*LINES)
+        not_for_hosts = {"ERROR", "NAME", "PING", "POSITION", "RDATA", "REPLICATE"}
+        self.assertEqual(
+            {command.NAME for command in fixture.host.commands.received},
+            COMMANDS.keys() - not_for_hosts - {"SERVER"},
+        )
 
     def test_user_ip_needs_storing_host(self) -> None:
         """A host that stores no IPs receives none."""
