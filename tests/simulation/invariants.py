@@ -593,6 +593,7 @@ class Ledger:
         has_started = may_restart and starts != reader.starts.get(key, 0)
         known = reader.epoch_of(writer) if stream in self._in_memory else None
         is_unsure = key in reader.unsure and known is not None
+        follows_replaced = writer in self.resumed and known not in (None, current)
         reader.unsure.discard(key)
         may_be_late = (
             reader.positions.get(key, 0) < reader.severed.pop(key, 0) and known is None
@@ -602,6 +603,7 @@ class Ledger:
             or stream in self.disputed
             or has_started
             or is_unsure
+            or follows_replaced
             or reader.left.pop(stream, current) != current
         ):
             # With an earlier epoch, it has not learned of the last start yet.

@@ -220,6 +220,19 @@ class LedgerTests(SynchronousTestCase):
             "did not start anew", self.refused(self.ledger.reset, "r", "typing", "w")
         )
 
+    def test_reset_by_a_resumed_process(self) -> None:
+        """A reader may follow a replaced process that resumes to its epoch and back."""
+        self.ledger.begin_epoch("w", {}, None, 1)
+        self.ledger.begin_epoch("w", {}, None, 2)
+        self.reader = self.ledger.begin_epoch("r", {("typing", "w"): 0}, None, 3)
+        self.ledger.resumed.add("w")
+        for epoch in (1, 2):
+            self.reader.epoch_of = lambda _, known=epoch: known  # type: ignore[misc]
+            self.move_back("typing", 7, 0, epoch=3 - epoch)
+        self.assertIn(
+            "did not start anew", self.refused(self.move_back, "typing", 7, 0, 2)
+        )
+
     def test_reset_by_a_late_position(self) -> None:
         """
         After a link was lost, one lower POSITION may be that of a restarted writer,
