@@ -48,8 +48,8 @@ _log = Logger()
 
 #: The interval of the checks, in s.
 LOSS_CHECK_INTERVAL: Final = 5.0
-#: The most waiting or lost tokens of a writer that are stored; further ones are only
-#: counted.
+#: The most waiting or lost tokens of a writer that are stored; of more waiting ones,
+#: further ones are only counted.
 MAX_MISSING: Final = 10_000
 #: The most writers, over all streams.
 MAX_WRITERS: Final = 1000
@@ -92,7 +92,8 @@ class _Writer:
 
     :ivar bound: its stored position at the last check; ``None`` before the first.
     :ivar position: the greatest token that a line has announced, if any.
-    :ivar missing: the time at which each token was found to be missing, in s.
+    :ivar missing: the time at which each token was found to be missing, in s, the
+        oldest first.
     :ivar lost: those of them that were reported as never announced.
     """
 
@@ -102,6 +103,21 @@ class _Writer:
     missing: dict[int, float] = attrs.Factory(dict)
     position: int | None = None
     lost: set[int] = attrs.Factory(set)
+
+    def has_room(self) -> bool:
+        """Return whether a further missing token can be stored.
+
+        A lost token is stored only so that its late announcement is noticed: the oldest
+        one makes room for one that was not reported yet.
+        """
+        if len(self.missing) < MAX_MISSING:
+            return True
+        oldest = next(iter(self.missing))
+        if oldest not in self.lost:
+            return False
+        self.lost.discard(oldest)
+        del self.missing[oldest]
+        return True
 
 
 @attrs.define(eq=False, repr=False, slots=False)
@@ -183,7 +199,11 @@ class LossMeter(ReplicationObserver):
         self._link_losses += 1
         self._observed, self._observing_since = self.observed(), None
         for writer in self._writers.values():
-            writer.missing = {token: writer.missing[token] for token in writer.lost}
+            writer.missing = {
+                token: since
+                for token, since in writer.missing.items()
+                if token in writer.lost
+            }
 
     # -- announcements ----------------------------------------------------------------
 
@@ -270,7 +290,7 @@ class LossMeter(ReplicationObserver):
             writer = self._writers[key]
             writer.tally.verified += len(tokens)
             for token in writer.ledger.verify(tokens, upto, MAX_TOKENS):
-                if len(writer.missing) < MAX_MISSING:
+                if writer.has_room():
                     writer.missing[token] = now
                 else:
                     writer.tally.lost += 1

@@ -6,6 +6,7 @@ from twisted.internet.interfaces import IReactorFromThreads
 from twisted.internet.task import deferLater
 from twisted.trial.unittest import TestCase
 
+from synapse_replication.app import loss_meter
 from synapse_replication.app.loss_meter import (
     LOSS_CHECK_INTERVAL,
     LossFinding,
@@ -197,6 +198,25 @@ class LossMeterTests(PostgresMixin, TestCase):
         await self.check(15)
         self.assertEqual([each.token for each in self.found], [13])
         self.assertEqual(self.totals(), [("w1", 8, 1, 0)])
+
+    async def test_many_lost(self) -> None:
+        """A lost token makes room for a further one, which is reported, too."""
+        self.patch(loss_meter, "MAX_MISSING", 2)
+        self.commit(6, 7)
+        await self.check(10)
+        self.commit(8)
+        await self.check(10)
+        self.assertEqual([each.token for each in self.found], [6, 7, 8])
+        self.announce(7)
+        self.assertEqual(self.totals(), [("w1", 3, 2, 1)])
+
+    async def test_many_waiting(self) -> None:
+        """More waiting tokens than there is room for are counted."""
+        self.patch(loss_meter, "MAX_MISSING", 2)
+        self.commit(6, 7, 8)
+        await self.check(10)
+        self.assertEqual([each.token for each in self.found], [6, 7])
+        self.assertEqual(self.totals(), [("w1", 3, 3, 0)])
 
     async def test_unreachable(self) -> None:
         """A failed check is reported, and repeated later."""
