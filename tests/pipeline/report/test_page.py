@@ -88,6 +88,10 @@ class PageTests(SynchronousTestCase):
             over_time=[
                 changed(c, stream=name, instance_name=name) for c in data.over_time
             ],
+            # The other plots have the same legends.
+            batches=[],
+            arrived=[],
+            lags_over_time=[],
             hottest=[SimpleNamespace(kind="room", name=name, rows=1)],
             findings=[
                 attrs.evolve(f, message=name, stream=name) for f in data.findings or ()
