@@ -1,6 +1,7 @@
-"""Tests against peers that are too large or too slow for every run.
+"""Tests against peers that are too large or too slow for every run, and long tests.
 
-Each package below needs one peer and has one ``tox`` environment. A test module
+Each package below has one ``tox`` environment, and needs one peer; that of
+:mod:`tests.external.long` needs only time. A test module
 declares its package with ``skip = skip_reason("synapse")``: its tests are skipped with
 that reason, unless the environment variable :data:`VARIABLE` names the package and the
 modules of the peer can be imported. So ``trial tests`` imports everything here and runs
@@ -37,6 +38,7 @@ class Peer:
 PEERS: Mapping[str, Peer] = {
     "browser": Peer("browser", ("selenium",), ("chromium", "chromedriver")),
     "cluster": Peer("spark", ("pyspark",)),
+    "long": Peer("long", ("pyspark",)),
     "synapse": Peer("synapse", ("synapse",)),
 }
 

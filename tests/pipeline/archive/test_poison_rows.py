@@ -82,6 +82,8 @@ _POISON: Mapping[str, Mapping[Any, Any]] = {
     "_text": _ARRAYS,
     "jsonb": _JSON,
 }
+#: The archive's columns of each stream.
+_TABLES = standard_tables()
 _USUAL = {"text": "{}", "int8": 1767225600000, "bool": True, "_text": "{a}"}
 
 
@@ -106,7 +108,7 @@ class _Case:
     @property
     def archived(self) -> tuple[str, Any] | None:
         """The archive's column and value; ``None`` if it stores none, or a time."""
-        names = dict(standard_tables()[self.stream].kinds)[self.query.kind]
+        names = dict(_TABLES[self.stream].kinds)[self.query.kind]
         aliases = {detail.table: detail.alias for detail in self.query.details}
         forms = (
             self.column,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import threading
+from types import SimpleNamespace
 
 from pyspark import SparkConf, SparkContext
 from pyspark.errors import AnalysisException
@@ -65,6 +66,64 @@ class SecondSessionTests(SynchronousTestCase):
             {("spark.master", "local[3]"), ("a", "b"), ("spark.app.name", "second")},
             set(configured),
         )
+
+
+class _Builder:
+    """Makes a session that only has settings."""
+
+    def __init__(self, settings: dict[str, str]) -> None:
+        self._settings = settings
+
+    def config(self, *, conf: SparkConf) -> _Builder:
+        """Take the settings of a job."""
+        self._settings.update(conf.getAll())
+        return self
+
+    def getOrCreate(self) -> SimpleNamespace:
+        """Return the session."""
+        context = SimpleNamespace(
+            getConf=lambda: SparkConf(loadDefaults=False), defaultParallelism=2
+        )
+        conf = SimpleNamespace(set=self._settings.__setitem__)
+        return SimpleNamespace(sparkContext=context, conf=conf, stop=lambda: None)
+
+
+class SettingsTests(SynchronousTestCase):
+    """Tests for the settings of a job, with the Java of the shared session."""
+
+    def settings(self, rows: int | None) -> dict[str, str]:
+        """Return the settings of the session of a job that announces its rows."""
+        shared_session()
+        settings: dict[str, str] = {}
+        self.patch(SparkContext, "_active_spark_context", None)
+        self.patch(SparkSession, "builder", _Builder(settings))
+        with spark_job("test") as spark:
+            spark.start(rows)
+            spark()
+        return settings
+
+    def test_few_rows(self) -> None:
+        """Queries of few rows are planned once, have no shuffle and are not compiled.
+
+        If the number of rows is not known, each core has two tasks.
+        """
+        names = [
+            f"spark.sql.{name}"
+            for name in (
+                "shuffle.partitions",
+                "adaptive.enabled",
+                "codegen.wholeStage",
+            )
+        ]
+        for rows, expected in (
+            (0, ["1", "false", "false"]),
+            (500_000, ["1", "false", "false"]),
+            (500_001, ["4", None, None]),
+            (None, ["4", None, None]),
+            (14_000_000, ["56", None, None]),
+        ):
+            found = self.settings(rows)
+            self.assertEqual([found.get(name) for name in names], expected, rows)
 
 
 class JobTests(SynchronousTestCase):

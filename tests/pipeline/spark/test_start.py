@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
-import json
 import os
 import pwd
 import signal
 import socket
-import subprocess
-import sys
 import tempfile
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -24,6 +21,7 @@ from synapse_replication.pipeline.spark.start import (
     spark_home,
 )
 from tests.pipeline.shared_session import shared_session
+from tests.pipeline.started_jobs import StartedJobCase
 
 
 class SparkHomeTests(SynchronousTestCase):
@@ -189,7 +187,10 @@ class EnvironmentTests(SynchronousTestCase):
         home = spark_home()
         started = JavaStart(home, {}, UserSettings.read(home))
         assert started.process is not None
-        environ = Path(f"/proc/{started.process.pid}/environ").read_bytes()
+        path = Path(f"/proc/{started.process.pid}/environ")
+        while not (environ := path.read_bytes()):
+            # The process has not yet become Java.
+            time.sleep(0.01)
         started.end()
         self.assertIn(b"SPARK_LOCAL_HOSTNAME=localhost", environ.split(b"\0"))
 
@@ -252,70 +253,33 @@ class MasterTests(SynchronousTestCase):
         check_master("local[2]")
 
 
-_JOB = """
-import json, os, sys
-from pathlib import Path
-from synapse_replication.pipeline.spark.session import few_rows, spark_job
-found = {}
-with spark_job("test") as spark:
-    spark.start(int(sys.argv[1]))
-    found["early"] = "pyspark" not in sys.modules
-    found["rows"] = spark().range(10).count()
-    found["app"] = spark().sparkContext.applicationId
-    found["x"] = spark().sparkContext.getConf().get("spark.x", "")
-    with few_rows(spark()):
-        found["few"] = spark().conf.get("spark.sql.shuffle.partitions")
-    process = spark().sparkContext._gateway.proc
-    for name in ("sql.shuffle.partitions", "sql.adaptive.enabled"):
-        found[name] = spark().conf.get(f"spark.{name}")
-    found["options"] = Path(f"/proc/{process.pid}/cmdline").read_text().split("\\0")
-found["status"] = process.returncode
-found["new"] = os.environ.get("PYSPARK_GATEWAY_PORT")
-print(json.dumps(found))
-"""
-
-
-class JobTests(SynchronousTestCase):
+class JobTests(StartedJobCase):
     """Tests that start Java, in a process of its own."""
 
-    def run_job(self, arguments: str, rows: int = 0) -> dict[str, object]:
-        """Run a job that counts ten rows.
+    def use_folder(self) -> Path:
+        """Create a folder, and let the job's temporary files be in it."""
+        folder = Path(self.mktemp()).absolute()
+        folder.mkdir(parents=True)
+        self.patch(os, "environ", {**os.environ, "TMPDIR": str(folder)})
+        return folder
 
-        :param rows: the number of rows that it announces.
+    def test_few_rows(self) -> None:
         """
-        done = subprocess.run(
-            [sys.executable, "-c", _JOB, str(rows)],
-            env={
-                **{k: v for k, v in os.environ.items() if k != "SPARK_SUBMIT_OPTS"},
-                "PYSPARK_SUBMIT_ARGS": f"--master local[2] {arguments} pyspark-shell",
-            },
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-        self.assertEqual(done.returncode, 0, done.stderr)
-        found: dict[str, object] = json.loads(done.stdout)
-        # Java has no remarks about an archive of classes.
-        self.assertNotIn("[cds]", done.stderr)
-        self.assertEqual(
-            (found["rows"], found["early"], found["new"]), (10, True, None)
-        )
-        return found
-
-    def test_many_rows(self) -> None:
-        """The rows are divided into tasks that sort them in memory."""
-        found = self.run_job("", 14_000_000)
-        self.assertEqual(found["sql.shuffle.partitions"], "56")
+        Queries of few rows are planned once, and have no shuffle. In the end, Java is
+        killed; no file is left over.
+        """
+        folder = self.use_folder()
+        found = self.run_job("")
+        self.assertEqual(found["sql.shuffle.partitions"], "1")
         self.assertEqual(found["few"], "1")
-        self.assertEqual(found["sql.adaptive.enabled"], "true")
+        self.assertEqual(found["sql.adaptive.enabled"], "false")
+        self.assertEqual(found["status"], -signal.SIGKILL)
+        self.assertEqual(list(folder.iterdir()), [])
 
     def test_event_log(self) -> None:
         """An event log that the user configured is complete; no file is left over."""
-        folder = Path(self.mktemp()).absolute()
-        (folder / "log").mkdir(parents=True)
-        # Without a cache, no process makes an archive of classes in the background.
-        environ = {"TMPDIR": str(folder), "XDG_CACHE_HOME": "/dev/null"}
-        self.patch(os, "environ", {**os.environ, **environ})
+        folder = self.use_folder()
+        (folder / "log").mkdir()
         found = self.run_job(
             f"--conf spark.eventLog.dir={folder}/log "
             "--conf spark.eventLog.enabled=true --conf spark.x=y "
@@ -335,28 +299,3 @@ class JobTests(SynchronousTestCase):
         )
         self.assertIn("SparkListenerApplicationEnd", events)
         self.assertEqual([path.name for path in folder.iterdir()], ["log"])
-
-    def test_class_archive(self) -> None:
-        """
-        At the end of the first job, an archive of classes is made, which the second one
-        uses. Both are killed, and nothing leaves a file.
-        """
-        folder = Path(self.mktemp()).absolute()
-        (folder / "tmp").mkdir(parents=True)
-        environ = {"XDG_CACHE_HOME": str(folder / "cache"), "TMPDIR": f"{folder}/tmp"}
-        self.patch(os, "environ", {**os.environ, **environ})
-        first = self.run_job("")
-        # Queries of few rows are planned once, and have no shuffle.
-        self.assertEqual(first["sql.shuffle.partitions"], "1")
-        self.assertEqual(first["sql.adaptive.enabled"], "false")
-        (attempts,) = (folder / "cache" / "synapse-replication").glob("*.attempts")
-        with attempts.open() as lock:
-            # The maker holds the lock until its end.
-            fcntl.flock(lock, fcntl.LOCK_SH)
-        (archive,) = (folder / "cache" / "synapse-replication").iterdir()
-        second = self.run_job("")
-        self.assertEqual(first["status"], -signal.SIGKILL)
-        self.assertEqual(second["status"], -signal.SIGKILL)
-        self.assertNotIn("-XX:SharedArchiveFile=", str(first["options"]))
-        self.assertIn(f"-XX:SharedArchiveFile={archive}", str(second["options"]))
-        self.assertEqual(list((folder / "tmp").iterdir()), [])

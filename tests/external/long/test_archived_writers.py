@@ -11,9 +11,9 @@ import io
 import json
 import threading
 from contextlib import closing
+from typing import TYPE_CHECKING
 
 import psycopg2
-from pyspark.sql import DataFrame
 
 from synapse_replication.pipeline.archive.job import (
     ArchiveProgress,
@@ -22,12 +22,18 @@ from synapse_replication.pipeline.archive.job import (
 )
 from synapse_replication.pipeline.settings import PipelineSettings
 from synapse_replication.testing.servers import shared_postgres
+from tests.external import skip_reason
 from tests.integration.test_replaced_writer import ReplacingTestCase
 from tests.pipeline.archives import keys_of
 from tests.pipeline.shared_session import shared_session
 from tests.support.archive_database import Key
 from tests.support.commit_proxy import CommitProxy
 from tests.support.forks import ForkedProcess
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+skip = skip_reason("long")
 
 
 class WriterTests(ReplacingTestCase):
