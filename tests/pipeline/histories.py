@@ -82,7 +82,11 @@ def read(
     """
     Read a database; return ``(stream, writer, token, row index)`` of each row, sorted.
     """
-    return sorted(
-        (row["stream"], row["instance_name"], row["stream_id"], row["row_index"])
-        for row in rows_of(dsn, plan(dsn, wanted, **options))
-    )
+    conninfo = SourceOptions.parse({"dsn": dsn}).conninfo
+    names = ("stream", "instance_name", "stream_id", "row_index")
+    found: list[tuple[Any, ...]] = []
+    for task in plan(dsn, wanted, **options):
+        for batch in read_parts(conninfo, task):
+            columns = (batch.column(name).to_pylist() for name in names)
+            found += zip(*columns, strict=True)
+    return sorted(found)
