@@ -300,8 +300,7 @@ def _acquire_term(db_conn: DatabaseConnection, instance_name: str) -> Admission 
         db_conn.commit()
         with closing(_connect(db_conn)) as session, ThreadPoolExecutor(1) as executor:
             cursor = session.cursor()
-            cursor.execute("SELECT pg_backend_pid()")
-            ((pid,),) = cursor.fetchall()
+            pid = name_lock.own_pid(cursor)
             acquiring = executor.submit(
                 name_lock.acquire_name, cursor, instance_name, process_label()
             )
@@ -335,7 +334,6 @@ def _start_on_postgres(
     :param holds_name: whether to make sure first that no other process writes with the
         name of this one.
     :return: the positions, and the name that this process has acquired, if any.
-
     :raises IncorrectDatabaseSetup: which the host reports at startup, and exits.
     """
     try:

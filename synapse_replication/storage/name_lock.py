@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 import attrs
 import psycopg2.errors
@@ -25,7 +25,11 @@ from synapse_replication.errors import NameLostError, StorageError
 from synapse_replication.storage import queries
 from synapse_replication.storage.admission import Admission
 from synapse_replication.storage.id_streams import exists
-from synapse_replication.storage.open_transactions import Session, end_session
+from synapse_replication.storage.open_transactions import (
+    Session,
+    end_session,
+    read_sessions,
+)
 from synapse_replication.storage.schema import prepare_database
 
 #: How long to wait for a lock that another process holds, in s.
@@ -49,6 +53,10 @@ class LockSession:
     def __str__(self) -> str:
         name = f" ({self.application_name})" if self.application_name else ""
         return f"session {self.pid} from {self.address}{name}, open since {self.since}"
+
+
+#: Holds a lock that was released before its session could be read.
+_UNKNOWN_SESSION: Final = LockSession(-1, "an unknown address")
 
 
 def lock_key(server_name: str, instance_name: str) -> tuple[int, ...]:
@@ -85,22 +93,31 @@ def try_lock(txn: Any, key: tuple[int, ...]) -> tuple[int, LockSession]:
 
     :return: the process id of this session, and the session with the lock.
     """
-    txn.execute("SELECT pg_backend_pid()")
-    ((own,),) = txn.fetchall()
-    unsigned = [number % 2**32 for number in key]
-    txn.execute(queries.SQL["lock_holder"], unsigned)
-    found = txn.fetchall()
-    if not found:
+    own = own_pid(txn)
+    holder = _read_holder(txn, key)
+    if holder is None:
         txn.execute(queries.SQL["lock_settings"])
         txn.execute("SELECT pg_try_advisory_lock(%s, %s)", key)
         ((is_acquired,),) = txn.fetchall()
         if is_acquired:
             return own, LockSession(own)
-        txn.execute(queries.SQL["lock_holder"], unsigned)
-        found = txn.fetchall()
-    return own, LockSession(*found[0]) if found else LockSession(
-        -1, "an unknown address"
-    )
+        holder = _read_holder(txn, key) or _UNKNOWN_SESSION
+    return own, holder
+
+
+def own_pid(txn: Any) -> int:
+    """Return the process id of this session, at the server."""
+    txn.execute(queries.SQL["own_pid"])
+    ((pid,),) = txn.fetchall()
+    return int(pid)
+
+
+def _read_holder(txn: Any, key: tuple[int, ...]) -> LockSession | None:
+    """Return the session that holds a lock; ``None`` if no session does."""
+    classid, objid = (number % 2**32 for number in key)
+    txn.execute(queries.SQL["lock_holder"], {"classid": classid, "objid": objid})
+    found = txn.fetchone()
+    return None if found is None else LockSession(*found)
 
 
 def is_pooled(txn: Any) -> bool:
@@ -111,9 +128,7 @@ def is_pooled(txn: Any) -> bool:
 
     :param txn: a cursor of psycopg2.
     """
-    txn.execute("SELECT pg_backend_pid()")
-    ((actual,),) = txn.fetchall()
-    return bool(txn.connection.info.backend_pid != actual)
+    return bool(txn.connection.info.backend_pid != own_pid(txn))
 
 
 def hold_lock(txn: Any, key: tuple[int, ...]) -> tuple[int, LockSession]:
@@ -139,15 +154,13 @@ def hold_lock(txn: Any, key: tuple[int, ...]) -> tuple[int, LockSession]:
     txn.execute(queries.SQL["no_timeouts"])
     txn.execute("SELECT pg_try_advisory_xact_lock(%s, %s)", key)
     ((is_acquired,),) = txn.fetchall()
-    if not is_acquired:
-        txn.execute(queries.SQL["lock_holder"], [number % 2**32 for number in key])
-    found = None if is_acquired else txn.fetchone()
+    holder = None if is_acquired else _read_holder(txn, key)
     txn.execute(queries.SQL["lock_pid"])
     ((own,),) = txn.fetchall()
     if is_acquired:
         return own, LockSession(own)
     txn.execute("ROLLBACK")
-    return own, LockSession(*found) if found else LockSession(-1, "an unknown address")
+    return own, holder or _UNKNOWN_SESSION
 
 
 def prepare_terms(txn: Any, instance_name: str) -> bool:
@@ -204,8 +217,7 @@ def end_predecessor(txn: Any, pid: int, instance_name: str) -> None:
 
     :param txn: a cursor, with autocommit.
     """
-    txn.execute(queries.SQL["blocking_sessions"], {"pid": pid})
-    for session in [Session(*row) for row in txn.fetchall()]:
+    for session in read_sessions(txn, "blocking_pids", {"pid": pid}):
         if not end_session(txn, session, instance_name):
             warn_of_predecessor(session, instance_name)
 
@@ -240,8 +252,7 @@ def joined_sessions(txn: Any, instance_name: str) -> list[Session]:
 
     :param txn: a cursor.
     """
-    txn.execute(queries.SQL["joined_sessions"], {"instance_name": instance_name})
-    return [Session(*row) for row in txn.fetchall()]
+    return read_sessions(txn, "joined_pids", {"instance_name": instance_name})
 
 
 def check_term(txn: Any, admission: Admission) -> None:

@@ -23,7 +23,7 @@ readers and autovacuum, which hold other locks.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -148,14 +148,23 @@ def _with_blocker(txn: Any, session: Session, seen: set[int]) -> Session:
     seen.add(session.pid)
     if not session.blocked_by:
         return session
-    txn.execute(queries.SQL["blocking_sessions"], {"pid": session.pid})
-    blockers = [Session(*row) for row in txn.fetchall()]
-    for blocker in blockers:
+    for blocker in read_sessions(txn, "blocking_pids", {"pid": session.pid}):
         # In a deadlock, they wait for each other until PostgreSQL ends one of them.
         if blocker.pid not in seen:
             found = _with_blocker(txn, blocker, seen)
             return attrs.evolve(session, blocker=found.blocker or found)
     return session
+
+
+def read_sessions(txn: Any, pids: str, parameters: Mapping[str, Any]) -> list[Session]:
+    """Return sessions, none of them with its blocker.
+
+    :param txn: a cursor.
+    :param pids: the name of the query for their process ids.
+    :param parameters: the parameters of that query.
+    """
+    txn.execute(queries.SQL["sessions"].format(pids=queries.SQL[pids]), parameters)
+    return [Session(*row) for row in txn.fetchall()]
 
 
 def end_session(txn: Any, session: Session, instance_name: str) -> bool:
@@ -263,10 +272,9 @@ class PredecessorWait:
 
     def _end_sessions(self, txn: Any) -> None:
         assert self._open is not None
-        txn.execute(
-            queries.SQL["sessions_of_transactions"], {"transactions": list(self._open)}
+        sessions = read_sessions(
+            txn, "pids_of_transactions", {"transactions": list(self._open)}
         )
-        sessions = [Session(*row) for row in txn.fetchall()]
         for session in sessions:
             if not end_session(txn, session, self._instance_name):
                 self._warn(session, False)

@@ -252,9 +252,12 @@ SELECT set_config('tcp_keepalives_idle', '10', false),
     set_config('tcp_keepalives_interval', '5', false),
     set_config('tcp_keepalives_count', '3', false)
 
+-- name: own_pid
+-- The process id of this session.
+SELECT pg_backend_pid()
+
 -- name: lock_pid
--- The process id of this session. The comment marks the sessions of locks for
--- open_transactions.
+-- The same; the comment marks the sessions of locks for open_transactions.
 SELECT pg_backend_pid() /* lock of a writer's name */
 
 -- name: no_timeouts
@@ -270,7 +273,8 @@ WHERE name IN (
 SELECT lock.pid, coalesce(host(client_addr), 'this machine'), application_name,
     backend_start
 FROM pg_locks AS lock LEFT JOIN pg_stat_activity AS session USING (pid)
-WHERE locktype = 'advisory' AND granted AND classid = %s AND objid = %s
+WHERE locktype = 'advisory' AND granted
+    AND classid = %(classid)s AND objid = %(objid)s
     AND objsubid = 2 AND lock.database = (
         SELECT oid FROM pg_database WHERE datname = current_database()
     )
@@ -306,40 +310,31 @@ SELECT pg_advisory_lock_shared(
     hashtextextended('synapse_replication.sessions ' || %(instance_name)s, 0)
 )
 
--- name: joined_sessions
+-- name: sessions
+-- The sessions whose process ids the query ``pids`` selects: one of the three that
+-- follow.
+SELECT pid, coalesce(usename, ''), coalesce(application_name, ''),
+    coalesce(host(client_addr), ''), coalesce(state, ''),
+    extract(epoch FROM clock_timestamp() - xact_start)::float, query,
+    true, pg_blocking_pids(pid)
+FROM pg_stat_activity WHERE pid IN ({pids})
+
+-- name: joined_pids
 -- The sessions that join_name has marked.
-SELECT pid, coalesce(usename, ''), coalesce(application_name, ''),
-    coalesce(host(client_addr), ''), coalesce(state, ''),
-    extract(epoch FROM clock_timestamp() - xact_start)::float, query,
-    true, pg_blocking_pids(pid)
-FROM pg_stat_activity
-WHERE pid IN (
-    SELECT pid FROM pg_locks
-    WHERE locktype = 'advisory' AND granted AND objsubid = 1
-    AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
-    AND (classid::bigint << 32) | objid::bigint = hashtextextended(
-        'synapse_replication.sessions ' || %(instance_name)s, 0
-    )
+SELECT pid FROM pg_locks
+WHERE locktype = 'advisory' AND granted AND objsubid = 1
+AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+AND (classid::bigint << 32) | objid::bigint = hashtextextended(
+    'synapse_replication.sessions ' || %(instance_name)s, 0
 )
 
--- name: blocking_sessions
+-- name: blocking_pids
 -- The sessions for whose locks the session ``pid`` waits.
-SELECT pid, coalesce(usename, ''), coalesce(application_name, ''),
-    coalesce(host(client_addr), ''), coalesce(state, ''),
-    extract(epoch FROM clock_timestamp() - xact_start)::float, query,
-    true, pg_blocking_pids(pid)
-FROM pg_stat_activity WHERE pid = ANY(pg_blocking_pids(%(pid)s))
+SELECT unnest(pg_blocking_pids(%(pid)s))
 
--- name: sessions_of_transactions
+-- name: pids_of_transactions
 -- The sessions that execute ``transactions``, which inserting_transactions selected.
-SELECT pid, coalesce(usename, ''), coalesce(application_name, ''),
-    coalesce(host(client_addr), ''), coalesce(state, ''),
-    extract(epoch FROM clock_timestamp() - xact_start)::float, query,
-    true, pg_blocking_pids(pid)
-FROM pg_stat_activity
-WHERE pid IN (
-    SELECT pid FROM pg_locks WHERE virtualtransaction = ANY(%(transactions)s::text[])
-)
+SELECT pid FROM pg_locks WHERE virtualtransaction = ANY(%(transactions)s::text[])
 
 -- name: end_own_session
 -- End a session of this role; none is selected if it is of another one.

@@ -45,6 +45,7 @@ from synapse_replication.storage.name_lock import (
     hold_lock,
     is_pooled,
     lock_key,
+    own_pid,
     prepare_terms,
     taken,
     try_lock,
@@ -145,8 +146,7 @@ class WriterLock:
         return await acquiring
 
     def _acquire(self, txn: Any) -> Admission:
-        txn.execute("SELECT pg_backend_pid()")
-        ((self._waiting,),) = txn.fetchall()
+        self._waiting = own_pid(txn)
         return acquire_name(txn, self._instance_name, self._holder)
 
     def _end_predecessor(self, txn: Any) -> None:
