@@ -50,6 +50,14 @@ _END_OF_FIRST_WORDS = re.compile(r"['\"($0-9\x00-\x1f]|E'")
 _MAX_FIRST_WORDS = 60
 
 
+def _first_words(query: str | None) -> str:
+    """Return the beginning of a query, without values, which may be private."""
+    text = " ".join((query or "").split())
+    if text.startswith("<"):  # <insufficient privilege>
+        return ""
+    return _END_OF_FIRST_WORDS.split(text, maxsplit=1)[0][:_MAX_FIRST_WORDS].strip()
+
+
 @attrs.frozen
 class Session:
     """A database session with an open transaction.
@@ -68,7 +76,7 @@ class Session:
     address: str
     state: str
     open_for: float | None
-    query: str
+    query: str = attrs.field(converter=_first_words)
     writes_stream: bool
     blocked_by: Sequence[int]
     blocker: Session | None = None
@@ -144,7 +152,6 @@ def find_session(
 
 def _with_blocker(txn: Any, session: Session, seen: set[int]) -> Session:
     """Return a session with the one that must end before it can go on."""
-    session = attrs.evolve(session, query=_first_words(session.query))
     seen.add(session.pid)
     if not session.blocked_by:
         return session
@@ -184,14 +191,6 @@ def end_session(txn: Any, session: Session, instance_name: str) -> bool:
             session=session.describe(),
         )
     return is_own
-
-
-def _first_words(query: str | None) -> str:
-    """Return the beginning of a query, without values, which may be private."""
-    text = " ".join((query or "").split())
-    if text.startswith("<"):  # <insufficient privilege>
-        return ""
-    return _END_OF_FIRST_WORDS.split(text, maxsplit=1)[0][:_MAX_FIRST_WORDS].strip()
 
 
 def read_open_transactions(txn: Any, stream: IdStream) -> frozenset[str]:
