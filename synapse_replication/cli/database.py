@@ -8,6 +8,7 @@ writers are stopped.
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -36,6 +37,9 @@ from synapse_replication.text import counted
 
 #: Exit status if positions, tables and sequences disagree.
 EXIT_DISAGREES = 1
+
+#: A position: an id, which has 19 digits at most.
+_POSITION = re.compile(r"[0-9]{1,19}")
 
 #: The connection timeout in s, unless one is configured.
 _CONNECT_TIMEOUT = 10
@@ -114,11 +118,13 @@ def check_command(config_paths: tuple[str, ...]) -> None:
 def _parse_positions(
     context: object, parameter: object, values: Sequence[str]
 ) -> dict[str, int]:
-    seen = {}
+    seen: dict[str, int] = {}
     for value in values:
         name, equals, position = value.partition("=")
-        if not (equals and position.isascii() and position.isdecimal()):
+        if not (equals and _POSITION.fullmatch(position)):
             raise click.BadParameter(f"'{value}': write STREAM=POSITION")
+        if name in seen:
+            raise click.BadParameter(f"there are two positions of {name}: write one")
         seen[name] = int(position)
     return seen
 

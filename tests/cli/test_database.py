@@ -151,8 +151,13 @@ class PositionsCommandTests(PostgresMixin, SynchronousTestCase):
         result = self.run_command("repair", "--seen", f"foobar={2**62}")
         self.assertEqual(result.exit_code, 2)
         self.assertIn("would use up the ids in between", result.output)
-        for wrong in ("foobar", "foobar=x"):
-            self.assertEqual(self.run_command("repair", "--seen", wrong).exit_code, 2)
+        for wrong in ("foobar", "foobar=x", f"foobar={'9' * 5000}"):
+            result = self.run_command("repair", "--seen", wrong)
+            self.assertIn("write STREAM=POSITION", result.output)
+            self.assertEqual(result.exit_code, 2)
+        twice = "--seen", "foobar=60", "--seen", "foobar=70"
+        result = self.run_command("repair", *twice)
+        self.assertIn("there are two positions of foobar", result.output)
         result = self.run_command("repair", "--seen", "nothing=5")
         self.assertEqual(result.exit_code, 2)
         # If one position is refused, no sequence is advanced.
