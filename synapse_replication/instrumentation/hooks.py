@@ -34,10 +34,12 @@ from synapse_replication.instrumentation.status.model import (
     ProcessStatus,
     StallReason,
 )
+from synapse_replication.recent import RecentDict
 
 #: The maximum number of events that wait for delivery.
 MAX_WAITING = 1000
-#: The maximum number of instances whose streams are recorded.
+#: The maximum number of instances whose streams are recorded: those that were heard
+#: last.
 MAX_INSTANCES = 1000
 #: The interval at which the status is checked, in s.
 STATUS_CHECK_INTERVAL = 1.0
@@ -188,7 +190,7 @@ class ReplicationHooks(ReplicationObserver):
         self._next_check = Timer(clock)
         self._conditions: dict[_Key, Condition] = {}
         self._online: set[str] = set()
-        self._roles: dict[str, frozenset[str]] = {}
+        self._roles: RecentDict[str, frozenset[str]] = RecentDict(MAX_INSTANCES)
         self._loaded: list[str] = []
 
     def subscribe(
@@ -325,8 +327,7 @@ class ReplicationHooks(ReplicationObserver):
             return
         streams = frozenset(heartbeat.positions)
         before = self._roles.get(name, streams)
-        if name in self._roles or len(self._roles) < MAX_INSTANCES:
-            self._roles[name] = streams
+        self._roles[name] = streams
         for stream_name in sorted(streams ^ before):
             self._enqueue(WriterRoleChanged(stream_name, name, stream_name in streams))
 

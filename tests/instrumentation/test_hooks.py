@@ -362,6 +362,15 @@ class ReplicationHooksTests(SynchronousTestCase):
             self.observer.observe(heartbeat_of(f"w{number}"))
         self.assertEqual(len(self.hooks._roles), MAX_INSTANCES)
 
+    def test_many_instances(self) -> None:
+        """However many instances there were, a new one's streams are followed."""
+        self.hooks.subscribe(WriterRoleChanged, self.events.append)
+        for number in range(MAX_INSTANCES + 1):
+            self.observer.observe(heartbeat_of(f"w{number}"))
+        self.observer.observe(heartbeat_of(f"w{MAX_INSTANCES}", "typing"))
+        changed = WriterRoleChanged("typing", f"w{MAX_INSTANCES}", True)
+        self.assertEqual(self.take(), [changed])
+
     def test_stop(self) -> None:
         """After stop(), no delayed call remains."""
         self.hooks.start()
