@@ -37,7 +37,7 @@ from typing_extensions import override
 from synapse_replication.handlers.events import ConnectFailed, LinkDown, LinkUp
 from synapse_replication.handlers.observer import ReplicationObserver
 from synapse_replication.handlers.waiters import Waiters
-from synapse_replication.redis.resp import MAX_REPLY_LENGTH, ReplyParser
+from synapse_replication.redis.resp import MAX_REPLY_LENGTH, Parser, ReplyParser
 from synapse_replication.transport.buffers import ReadSize
 from synapse_replication.transport.error_text import (
     destination,
@@ -74,6 +74,7 @@ class RedisConnectionMixin:
     def connectionMade(self) -> Deferred[None]:
         """Start the handshake timer. Called by Twisted."""
         self.established = False
+        self._has_received = False
         self._lost = False
         self.factory.connections.add(self)
         self._reader = self.factory.parser_factory()
@@ -114,8 +115,6 @@ class RedisConnectionMixin:
         if isinstance(why.value, ConnectionDone):
             text = "the server closed the connection without sending anything"
         return f"{text}; is TLS enabled at both ends or at neither?"
-
-    _has_received = False
 
     def dataReceived(self, data: bytes, unpause: bool = False) -> None:
         """Parse replies and messages. Called by Twisted."""
@@ -219,7 +218,7 @@ class SynapseRedisFactory(BackoffClientFactory, txredisapi.RedisFactory):  # typ
     :param ping_interval: the interval between pings on each connection, in s.
     :param handshake_timeout: the time limit from ``connectionMade`` until the link is
         established, in s.
-    :param parser_factory: returns a parser with the methods of :class:`ReplyParser`.
+    :param parser_factory: returns the parser of a new connection.
     :param jitter: returns a number from 0 to 1, which shortens a delay by up to half,
         so that processes that were disconnected together do not reconnect together.
     """
@@ -238,7 +237,7 @@ class SynapseRedisFactory(BackoffClientFactory, txredisapi.RedisFactory):  # typ
         name: str = "redis",
         ping_interval: float = 30.0,
         handshake_timeout: float = HANDSHAKE_TIMEOUT,
-        parser_factory: Callable[[], Any] = ReplyParser,
+        parser_factory: Callable[[], Parser] = ReplyParser,
         jitter: Callable[[], float] = random.random,
         **kwargs: Any,
     ) -> None:

@@ -9,13 +9,16 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import hiredis
 from txredisapi import InvalidData, ResponseError
 
 #: The longest reply, in bytes. A connection with a longer reply is aborted.
 MAX_REPLY_LENGTH = 16 * 1024 * 1024
+#: The longest text of an error reply, in characters; the rest is dropped. It becomes a
+#: part of log lines, and of what limits the rate of these.
+MAX_ERROR_LENGTH = 1000
 #: The largest number of items of an array; the expected arrays have three at most.
 MAX_ITEMS = 999
 #: The header of a larger array, map or set, or of a string of a million bytes.
@@ -27,6 +30,28 @@ _LARGE_IN_CHUNK: Final = re.compile(rb"\n.[0-9]{4}(?:(?<!\$....)|[0-9]{3})", re.
 _UNFINISHED: Final = re.compile(
     rb"(?:\A|(?<=\n))(?:[*%~>|][0-9]{0,3}|\$[0-9]{0,18}\r?)\Z"
 )
+
+
+class Parser(Protocol):
+    """The part of a parser of replies that a connection uses."""
+
+    def feed(self, data: bytes) -> None:
+        """Add received bytes.
+
+        :raises InvalidData: if they cannot be the reply of a Redis server.
+        """
+
+    def gets(self) -> Any:
+        """Return the next complete reply, or ``False`` if there is none yet.
+
+        :raises InvalidData: if the bytes are not a Redis reply.
+        """
+
+
+def _make_error(text: str) -> ResponseError:
+    if len(text) > MAX_ERROR_LENGTH:
+        text = f"{text[:MAX_ERROR_LENGTH]}..."
+    return ResponseError(text)
 
 
 class ReplyParser:
@@ -48,9 +73,7 @@ class ReplyParser:
 
     def __init__(self, longest: int = MAX_REPLY_LENGTH) -> None:
         self._longest = longest
-        self._reader = hiredis.Reader(
-            protocolError=InvalidData, replyError=ResponseError
-        )
+        self._reader = hiredis.Reader(protocolError=InvalidData, replyError=_make_error)
         # It is hiredis' own method, except after a chunk that was fed in parts.
         self.gets: Callable[[], Any] = self._reader.gets
         self._replies: deque[Any] = deque()

@@ -184,9 +184,9 @@ class RedisSender:
         """Publish lines of one command, in order, one message per line.
 
         The lines are written immediately, or coalesced with others (see
-        :class:`Coalescer`). While the transport is paused,
-        they are buffered; if too much is buffered, the connection is aborted. Without a
-        connection, the ledger decides which lines are published later. Never raises.
+        :class:`Coalescer`). While the transport is paused, they are buffered; if too
+        much is buffered, the connection is aborted. Without a connection, the ledger
+        decides which lines are published later. Never raises.
         """
         if not lines:
             return

@@ -162,9 +162,12 @@ class RedisSenderProtocol(RedisProtocol):
             self.transport.doWrite()
 
     def _start_request_timer(self) -> None:
-        if (seconds := self.factory.replyTimeout) and self._requests:
+        if self._requests:
             self._request_timer = Timeout(
-                self.factory.reactor_clock, seconds, self._check, self._requests[0]
+                self.factory.reactor_clock,
+                self.factory.replyTimeout,
+                self._check,
+                self._requests[0],
             )
 
     def _check(self, oldest: Deferred[Any]) -> None:

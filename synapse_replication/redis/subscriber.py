@@ -27,7 +27,7 @@ from synapse_replication.handlers.events import FeatureUnavailable, LineRefused
 from synapse_replication.handlers.extension.extension import ReplicationExtension
 from synapse_replication.handlers.interfaces import ConnectionHandler
 from synapse_replication.redis.factory import RedisConnectionMixin, SynapseRedisFactory
-from synapse_replication.redis.resp import ReplyParser, encode
+from synapse_replication.redis.resp import Parser, ReplyParser, encode
 from synapse_replication.transport.timeouts import Timeout, stop
 from synapse_replication.wire import rdata
 from synapse_replication.wire.close_reason import CloseReason
@@ -302,7 +302,7 @@ def _is_too_long(message: object) -> bool:
 
 
 class CommandPublisher(Protocol):
-    """What publishes the commands of a subscription: a ``RedisSender``, usually."""
+    """The publisher of a subscription's commands, usually a ``RedisSender``."""
 
     @property
     def is_behind(self) -> bool:
@@ -336,7 +336,7 @@ class SubscriberFactory(SynapseRedisFactory):
         command_handler: ConnectionHandler,
         sender: CommandPublisher,
         extension: ReplicationExtension | None = None,
-        parser_factory: Callable[[], Any] = _new_parser,
+        parser_factory: Callable[[], Parser] = _new_parser,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, parser_factory=parser_factory, **kwargs)

@@ -11,7 +11,12 @@ import txredisapi
 from hypothesis import given, settings, strategies as st
 from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
-from synapse_replication.redis.resp import ReplyParser, encode, encode_publishes
+from synapse_replication.redis.resp import (
+    MAX_ERROR_LENGTH,
+    ReplyParser,
+    encode,
+    encode_publishes,
+)
 
 _SIMPLE = st.one_of(
     st.none(),
@@ -142,6 +147,15 @@ class ReaderTests(SynchronousTestCase):
         for _ in range(228):
             reader.feed(b"x" * 65536)
         self.assertLess(memory() - before, 5_000_000)
+
+    def test_long_error(self) -> None:
+        """The text of an error reply is bounded: it becomes a part of log lines."""
+        parser = ReplyParser()
+        parser.feed(b"-ERR " + b"x" * 100_000 + b"\r\n-ERR busy\r\n")
+        error = parser.gets()
+        self.assertIsInstance(error, txredisapi.ResponseError)
+        self.assertEqual(str(error), f"ERR {'x' * (MAX_ERROR_LENGTH - 4)}...")
+        self.assertEqual(str(parser.gets()), "ERR busy")
 
 
 class EncodeTests(SynchronousTestCase):
