@@ -90,6 +90,7 @@ class PostgresStream(Generic[RowT]):
     :param find_removed_writers: returns the writers that no longer announce their
         rows; ``None`` to omit the search.
     :param plausible_distance: the most by which a position may exceed the sequence.
+    :ivar writers: the configured or declared writers; empty if there are none.
     :raises StreamConfigurationError: if ``page_rows`` is below 1, or the stream is held
         in memory.
     """
@@ -119,11 +120,11 @@ class PostgresStream(Generic[RowT]):
             )
         self._insert: Prepared | None = None
         self._columns: Sequence[str] = ()
-        self._writers = tuple(writers or ())
+        self.writers: Sequence[str] = tuple(writers or ())
         if isinstance(declared, TableStream):
             self._columns = declared.column_names
             if writers is None:
-                self._writers = tuple(declared.writers)
+                self.writers = tuple(declared.writers)
         elif declared.any_instance_writes:
             # Its rows on the wire have all columns of its table.
             self._columns = self._queries[0].columns
@@ -136,10 +137,8 @@ class PostgresStream(Generic[RowT]):
         self._combined = CombinedPosition()
         self._positions_name = declared.positions_name or declared.name
         self._knowledge_sql = knowledge_sql(
-            self._positions_name if self._writers else None, of_writer=True
+            self._positions_name if self.writers else None, of_writer=True
         )
-        #: The declared writers of a ``TableStream``.
-        self.writers: Sequence[str] = self._writers
         self._database = database
         self._ids = ids
         self._instance_name = instance_name
@@ -180,7 +179,7 @@ class PostgresStream(Generic[RowT]):
 
     def row_delivered(self, token: int) -> None:
         """Record that the rows of a token were delivered here."""
-        if self._writers:
+        if self.writers:
             self._combined.delivered(token)
             if self._combined.is_large:
                 self.current_stream_token()
@@ -256,7 +255,7 @@ class PostgresStream(Generic[RowT]):
         """Return the part of a page that the snapshot of a standby is sure of."""
         stored = knowledge.stored.get(instance_name)
         if stored is None:
-            if self._writers and instance_name not in self._writers:
+            if self.writers and instance_name not in self.writers:
                 # A removed writer: its rows are final.
                 return page
             stored = from_token
@@ -298,12 +297,12 @@ class PostgresStream(Generic[RowT]):
 
         :raises StreamConfigurationError: if no writers are configured.
         """
-        if not self._writers:
+        if not self.writers:
             raise StreamConfigurationError(
                 f"{self.description.name} has no combined token: its writers are not "
                 "configured; list them in stream_writers, or in the declaration"
             )
-        positions = {writer: self.current_token(writer) for writer in self._writers}
+        positions = {writer: self.current_token(writer) for writer in self.writers}
         upto = self._combined.upto(
             min(positions.values()), positions.get(self._instance_name, 0)
         )
@@ -315,13 +314,13 @@ class PostgresStream(Generic[RowT]):
         :return: ``None`` if no writer is beyond the minimum of
             :meth:`current_stream_token`, and in streams without configured writers.
         """
-        if len(self._writers) < 2:
+        if len(self.writers) < 2:
             return None
         token = self.current_stream_token()
         if not token.instance_map:
             return None
         return self._sign * (token.stream + 1), min(
-            self._writers, key=self.current_token
+            self.writers, key=self.current_token
         )
 
     async def get_rows_between(
@@ -343,13 +342,13 @@ class PostgresStream(Generic[RowT]):
             this page.
         """
         name = self.description.name
-        if not (self._columns and self._writers):
+        if not (self._columns and self.writers):
             raise StreamConfigurationError(
                 f"rows of {name} between two tokens cannot be read; only streams that "
                 "are declared by their table support it"
             )
         (query,) = self._queries
-        codec, writer = self.description.codec, self._writers[0]
+        codec, writer = self.description.codec, self.writers[0]
         low = MultiWriterStreamToken(0) if low is None else low
         high = self.current_stream_token() if high is None else high
         try:
@@ -364,7 +363,7 @@ class PostgresStream(Generic[RowT]):
                 f"rows of {name} between two tokens could not be read: "
                 f"{str(error).strip()}"
             ) from error
-        for each in self._writers if knowledge.is_standby else ():
+        for each in self.writers if knowledge.is_standby else ():
             upto = found.upto.get_stream_pos_for_instance(each)
             is_own = each == self._instance_name
             if not is_own and knowledge.stored.get(each, 0) < upto:
@@ -427,7 +426,7 @@ class PostgresStream(Generic[RowT]):
         return self._sign * id_
 
     def _record_allocated(self, id_: int) -> None:
-        if self._writers:
+        if self.writers:
             self._combined.allocated(self._sign * id_)
 
     def _encode_new(self, rows: Sequence[RowT]) -> str:

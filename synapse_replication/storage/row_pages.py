@@ -41,15 +41,15 @@ def query_page(
     from_token: int,
     upto_token: int,
     limit: int,
-    knowledge_sql: str | None = None,
+    knowledge_query: str | None = None,
 ) -> tuple[StreamUpdateResult, Knowledge | None]:
     """Read one page of a writer's rows. Call it in a database thread.
 
     :param txn: a cursor.
     :param limit: the most rows of each query, exceeded only so as not to split a token.
         A page of a declared stream also ends after :data:`.PAGE_BYTES`.
-    :param knowledge_sql: the expression for what the snapshot knows about the writer;
-        ``None`` not to select it.
+    :param knowledge_query: the statement for what the snapshot knows about the writer
+        (see :func:`.knowledge_sql`); ``None`` to omit it.
     :return: the page, and what its first snapshot knows about the writer.
     """
     upto = upto_token
@@ -65,7 +65,7 @@ def query_page(
             "limit": limit,
         }
         statements = query.sql, query.sql_of_large_rows
-        asked = knowledge_sql if knowledge is None else None
+        asked = knowledge_query if knowledge is None else None
         rows, is_cut, known = _read_page(txn, query, statements, parameters, asked)
         knowledge = knowledge or known
         if is_cut or len(rows) >= limit:
@@ -87,22 +87,22 @@ def _read_page(
     query: RowQuery,
     statements: Iterable[str],
     parameters: Any,
-    knowledge_sql: str | None,
+    knowledge_query: str | None,
 ) -> tuple[list[Any], bool, Knowledge | None]:
     """Return the records of a page, and whether it ends because of its size.
 
-    Also return what the snapshot of the page knows, if ``knowledge_sql`` selects it.
+    Also return what the snapshot of the page knows, if ``knowledge_query`` selects it.
 
     :param statements: the one for small rows, and the one for large rows; see
         :func:`.page_sql`.
     """
     for statement in statements:
         knowledge = None
-        if knowledge_sql is not None:
-            statement = f"{knowledge_sql} UNION ALL ({statement})"
+        if knowledge_query is not None:
+            statement = f"{knowledge_query} UNION ALL ({statement})"
         txn.execute(statement, parameters)
         records = txn.fetchall()
-        if knowledge_sql is not None:
+        if knowledge_query is not None:
             # PostgreSQL may execute the parts in parallel.
             index = next(i for i, record in enumerate(records) if record[0] is None)
             knowledge = Knowledge.parse(records.pop(index)[-1])

@@ -4,9 +4,8 @@ A catch-up reads pages of rows (:attr:`RowQuery.sql`): each statement returns on
 writer's rows in ``(%(after)s, %(up_to)s]``, in ascending order of token, and stops
 after ``%(limit)s`` rows but never within a token (``WITH TIES``). A page of a declared
 stream, whose rows may be large, is also bounded in bytes; the rows of the standard
-streams are small. The pipeline reads
-ranges of the same rows, of all writers, with statements of its own that it builds from
-a :class:`RowQuery`.
+streams are small. The pipeline reads ranges of the same rows, of all writers, with
+statements of its own that it builds from a :class:`RowQuery`.
 
 A query reads an index that begins with the id. Synapse's three tables of account data
 are the exception: they have no such index, and no names of writers, so a query returns
