@@ -44,7 +44,6 @@ def make_recorder(
 
     Its Deferred ``started`` fails if a recording cannot be written, for instance
     because the disk is full.
-
     """
     failed = False
 

@@ -2,8 +2,9 @@
 
 Theory of operation: a :class:`Substitution` is a name of the host and the object that
 replaces it; ``replaced_names.py`` lists them. A substitution belongs to a part of the
-host, which an operator can select. :func:`check` imports the host's modules, compares
-every public name of what is replaced with the replacement, and replaces nothing:
+host, which an operator can select. :func:`find_problems` imports the host's modules,
+compares every public name of what is replaced with the replacement, and replaces
+nothing:
 
 - the signature, and for a class its methods and their signatures, which of them are
   coroutines, its attributes, and those that its methods store in an instance;
@@ -251,7 +252,7 @@ def substitute(
 ) -> dict[str, object]:
     """Check all substitutions, then apply them.
 
-    :param modules: as for :func:`check`.
+    :param modules: as for :func:`find_problems`.
     :return: the original objects, by dotted name.
     :raises SubstitutionError: if the installed host differs; nothing is then changed.
     """

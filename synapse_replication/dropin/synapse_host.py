@@ -6,7 +6,6 @@ on demand, and some of them need the command handler in turn. Time comes from th
 clock. Background work runs in the host's background processes, which have log contexts
 and metrics, and end when the host shuts down. Rows are parsed by the host's ``Stream``
 classes and delivered to its data handler.
-
 """
 
 from __future__ import annotations

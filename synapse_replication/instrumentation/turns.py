@@ -7,8 +7,7 @@ to time each turn, which takes less than 1 µs. A thread looks at the current tu
 times a second; while it finds the reactor waiting, it looks more and more rarely, up to
 every 3.2 s, because its wake-ups are a large part of what an idle process costs. If the
 current turn has lasted too long, it records what the reactor's thread is executing,
-once for each turn. A reactor without a poller is not
-measured.
+once for each turn. A reactor without a poller is not measured.
 """
 
 from __future__ import annotations

@@ -18,10 +18,8 @@ _FETCHES = frozenset({State.DUE, State.FETCHING, State.DELIVERING, State.PAUSED}
 _NEVER = float("-inf")
 #: If so many processes fall silent at once, the link is suspect, not they.
 SEVERAL = 2
-
-
 #: The reasons of stalls whose cause is that an instance, or its link, is gone.
-_ABSENT = (model.StallReason.WRITER_GONE, model.StallReason.NO_LINK)
+_UNREACHABLE = (model.StallReason.WRITER_GONE, model.StallReason.NO_LINK)
 
 
 @attrs.define(eq=False, repr=False, slots=False)
@@ -113,7 +111,7 @@ class StatusReport:
         writer = self._writers.get(key)
         return (
             key in self._expected
-            or status.reason not in _ABSENT
+            or status.reason not in _UNREACHABLE
             or writer is None
             or writer.has_written
             or bool(writer.lag())
