@@ -30,8 +30,8 @@ from synapse_replication.handlers.waiters import Waiters
 ROW_OVERHEAD: Final = 80
 
 
-class Work(Protocol):
-    """An item of a queue."""
+class QueueItem(Protocol):
+    """An item of a :class:`DrainedQueue`."""
 
     @property
     def length(self) -> int:
@@ -47,7 +47,7 @@ class Work(Protocol):
         The queue reports failures, which affect only this item.
         """
 
-    def give_up(self) -> Iterable[Work]:
+    def give_up(self) -> Iterable[QueueItem]:
         """Handle the item at once, as far as that is possible without delivering rows.
 
         :return: what remains to be done, which must be small: perhaps the item itself.
@@ -62,7 +62,7 @@ class Call:
     length: int = attrs.field(default=1, init=False)
     size: int = attrs.field(default=ROW_OVERHEAD, init=False)
 
-    def give_up(self) -> Iterable[Work]:
+    def give_up(self) -> Iterable[QueueItem]:
         """Return the call itself."""
         return (self,)
 
@@ -84,7 +84,7 @@ class DrainedQueue:
         self._observer = context.observer
         self._yielder = context.yielder
         self._max_size = context.options.max_queue_size
-        self._items: deque[Work] = deque()
+        self._items: deque[QueueItem] = deque()
         self._length = 0
         self._size = 0
         self._draining = False
@@ -93,7 +93,7 @@ class DrainedQueue:
         self._waiters = Waiters()
         self.overflow_count = 0
 
-    def put(self, item: Work) -> None:
+    def put(self, item: QueueItem) -> None:
         """Append an item, and start the background process if it is not running."""
         self._items.append(item)
         self._length += item.length

@@ -43,7 +43,7 @@ from synapse_replication.handlers.receiving.items import (
 from synapse_replication.handlers.receiving.queue import (
     ROW_OVERHEAD,
     DrainedQueue,
-    Work,
+    QueueItem,
 )
 from synapse_replication.handlers.receiving.received_stream import (
     PageSource,
@@ -74,7 +74,7 @@ class _Arrival(Struct, eq=False):
             self.link, self.item
         )
 
-    def give_up(self) -> Iterable[Work]:
+    def give_up(self) -> Iterable[QueueItem]:
         writer = self.receiver.writer(self.item.instance_name)
         writer.give_up(self.link, self.item)
         return (writer.resumption,)
@@ -92,7 +92,7 @@ class _InterleavedArrival(Struct, eq=False):
     def run(self) -> Awaitable[None]:
         return self.receiver.handle_interleaved(self.link, self.group)
 
-    def give_up(self) -> Iterable[Work]:
+    def give_up(self) -> Iterable[QueueItem]:
         remaining = []
         for of_writer in self.group.groups():
             writer = self.receiver.writer(of_writer.instance_name)

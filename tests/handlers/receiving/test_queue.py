@@ -15,7 +15,7 @@ from synapse_replication.handlers.receiving.context import (
     ReceiverOptions,
     StreamContext,
 )
-from synapse_replication.handlers.receiving.queue import Call, DrainedQueue, Work
+from synapse_replication.handlers.receiving.queue import Call, DrainedQueue, QueueItem
 from synapse_replication.testing.doubles import SourceStream
 from tests.handlers.fixtures import Row
 from tests.support.recording_observer import RecordingHost
@@ -33,7 +33,7 @@ class Item:
     def run(self) -> Awaitable[None]:
         return self.test.consume(self.text)
 
-    def give_up(self) -> Iterable[Work]:
+    def give_up(self) -> Iterable[QueueItem]:
         self.test.given_up.append(self.text)
         return (self.test.rest,)
 
