@@ -325,7 +325,7 @@ class CommandSender:
                 self.send_to(connection, command)
             # An announcement to a single client over direct TCP does not reach the
             # other peers, so it is not recorded.
-            if not getattr(connection, "relays", False):
+            if connection is None or not connection.relays:
                 self._listener.position_sent(name, token, token)
 
     def _position(self, stream_name: str, token: int) -> PositionCommand:
