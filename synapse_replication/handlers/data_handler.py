@@ -205,7 +205,7 @@ class ReplicationDataHandler:
             (stream_name, None),
             lambda: upto.is_before_or_eq(stream.current_stream_token()),
             timeout,
-            lambda: _find_slowest(stream_name, upto, stream),
+            lambda: _late_writer_error(stream_name, upto, stream),
         )
 
     def call_when_persisted(
@@ -351,7 +351,7 @@ def _deliver_late(
     return None if waiting is None else run_in_task(waiting)
 
 
-def _find_slowest(
+def _late_writer_error(
     stream_name: str, wanted: MultiWriterStreamToken, stream: TokenStream
 ) -> WaitTimeoutError:
     """Return an error that names a writer whose rows were not delivered in time."""
