@@ -196,7 +196,7 @@ BATCH: Final = "batch"
 OLDER_WRITER: Final = "master"
 #: Tokens of at most this many digits need no range check: the largest 64-bit integer
 #: has one more.
-_SAFE_DIGITS: Final = 18
+SAFE_DIGITS: Final = 18
 
 
 class _TextCommand(Command, frozen=True):
@@ -667,7 +667,7 @@ def parse_command_from_line(line: str) -> Command:
         if (
             stream_name
             and instance_name
-            and len(token) <= _SAFE_DIGITS
+            and len(token) <= SAFE_DIGITS
             and token.isdigit()
             and token.isascii()
         ):

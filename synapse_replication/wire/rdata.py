@@ -31,9 +31,7 @@ from synapse_replication.wire import commands
 _BATCH = commands.BATCH.encode()
 #: The most bytes of a too long line that are parsed.
 _MAX_HEAD = 1024
-#: Tokens of at most this many digits need no range check: the largest 64-bit integer
-#: has one more.
-_SAFE_DIGITS = 18
+_SAFE_DIGITS = commands.SAFE_DIGITS
 
 
 class RdataGroup(Struct):
