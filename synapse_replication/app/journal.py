@@ -23,8 +23,7 @@ damaged, its rows are fetched again. Until the damaged lines are removed from th
 each start logs their numbers, and the status page is red.
 
 Each process needs a journal of its own: the file is locked as long as it is open.
-Configure it in the worker's configuration
-file::
+Configure it in the worker's configuration file::
 
     synapse_replication:
       row_sink:

@@ -15,8 +15,7 @@ interval of the checks are then not verified.
 
 The meter only knows what it observes itself: while its link is down, nothing is
 verified, and what was written meanwhile is not counted. Streams held in memory are not
-verified; of a table that stores only
-the newest row of an object, only that row is.
+verified; of a table that stores only the newest row of an object, only that row is.
 """
 
 from __future__ import annotations

@@ -121,10 +121,9 @@ class RowSink(Protocol):
         token is delivered after it has fired. A sink that blocks, for instance to write
         to a disk, returns the Deferred of ``deferToThread()``: during a catch-up, many
         tokens are delivered in one turn of the reactor. By then, or when ``None`` is
-        returned,
-        ``Stream.current_token(instance_name)`` must be at or above ``token``. If the
-        awaitable or this call fails, the failure is reported, and the writer's rows
-        from this token on are fetched again.
+        returned, ``Stream.current_token(instance_name)`` must be at or above ``token``.
+        If the awaitable or this call fails, the failure is reported, and the writer's
+        rows from this token on are fetched again.
         """
 
     def on_position(

@@ -17,9 +17,9 @@ def without_secrets(error: Exception, command: commands.Command) -> Exception:
     """Return an error of the host whose text contains no secret of the command.
 
     :return: the error itself if neither its text nor that of an exception in its chain
-        (``__cause__`` and ``__context__``) contains a secret.
-        Otherwise a :class:`HostError` with the same traceback. Its text is the name of
-        the error's class and the error's text, with ``***`` in place of each secret.
+        (``__cause__`` and ``__context__``) contains a secret. Otherwise a
+        :class:`HostError` with the same traceback. Its text is the name of the error's
+        class and the error's text, with ``***`` in place of each secret.
     """
     secrets = list(_secrets(command))
     if not secrets or not any(_contains(each, secrets) for each in _chain(error)):

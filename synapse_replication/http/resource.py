@@ -13,10 +13,10 @@ for a missing or wrong secret, and 500 if the rows cannot be fetched.
 Readers that speak the extension pass the ``epoch`` from which they expect rows; the
 response is 409 if this instance's epoch differs, because its rows may differ, too. A
 page of a stream held in memory has the field ``epoch``, so that a reader that does not
-know this instance yet learns of which epoch the rows are. With
-``backlog=1`` they request rows from the backlog; the response is 410 if the rows are
-not in the backlog. An instance without a backlog ignores ``backlog``, and one that does
-not speak the extension ignores ``epoch``.
+know this instance yet learns of which epoch the rows are. With ``backlog=1`` they
+request rows from the backlog; the response is 410 if the rows are not in the backlog.
+An instance without a backlog ignores ``backlog``, and one that does not speak the
+extension ignores ``epoch``.
 
 ``GET /_synapse/replication/status`` returns the status of this instance's replication.
 """

@@ -1,7 +1,7 @@
 """Measurement of the reactor's turns, and of what made it stall.
 
-Theory of operation: a turn is what the reactor does between two calls of ``poll()``:
-it runs the delayed calls that are due, and handles what has arrived. While it lasts,
+Theory of operation: a turn is what the reactor does between two calls of ``poll()``: it
+runs the delayed calls that are due, and handles what has arrived. While it lasts,
 nothing else is handled in the process. :class:`ReactorTurns` wraps the reactor's poller
 to time each turn, which takes less than 1 µs. A thread looks at the current turn ten
 times a second; while it finds the reactor waiting, it looks more and more rarely, up to

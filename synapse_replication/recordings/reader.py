@@ -1,10 +1,10 @@
 """Reading of recordings of traffic.
 
-A recording has JSON lines of ``{"t": ..., "channel": ..., "line": ...}``.
-``t`` is the time of arrival in s, from an arbitrary origin; ``channel`` is the Redis
-channel or, for direct TCP, the server's name; ``line`` is the command; the optional
-``time_ms`` is the time of arrival in ms since the Unix epoch. Other keys are ignored.
-If a line ends in a checksum (see :mod:`synapse_replication.checksums`), it is verified.
+A recording has JSON lines of ``{"t": ..., "channel": ..., "line": ...}``. ``t`` is the
+time of arrival in s, from an arbitrary origin; ``channel`` is the Redis channel or, for
+direct TCP, the server's name; ``line`` is the command; the optional ``time_ms`` is the
+time of arrival in ms since the Unix epoch. Other keys are ignored. If a line ends in a
+checksum (see :mod:`synapse_replication.checksums`), it is verified.
 
 Files may be compressed with gzip or xz.
 """

@@ -9,8 +9,8 @@ and not only cut off, it is kept as ``NAME.jsonl.damaged``, because only the lin
 before the damage are recovered.
 
 Each line has the keys of a recording (``t``, ``channel``, ``line``), ``time_ms`` and
-``crc`` (see :mod:`synapse_replication.checksums`).
-USER_IP, which contains addresses and access tokens, is never written.
+``crc`` (see :mod:`synapse_replication.checksums`). USER_IP, which contains addresses
+and access tokens, is never written.
 """
 
 from __future__ import annotations

@@ -79,12 +79,12 @@ def read_page(
 ) -> StreamUpdateResult:
     """Return the first page of the rows in ``(from_token, upto_token]``.
 
+    The rows of one token are not split, even if they exceed the bounds. A page ends
+    after ``page_rows`` rows, and before its texts have more than :data:`PAGE_BYTES`
+    bytes, or more than half of :data:`.MAX_VALUES` JSON values.
+
     :param batches: pairs of a token above ``from_token`` and JSON texts of its rows,
-        in ascending order. The rows of one token are not split, even if it has several
-        pairs, and even if they exceed the bounds.
-        A page also ends before its texts have more than :data:`PAGE_BYTES` bytes, or
-        more than half of :data:`.MAX_VALUES` JSON values.
-    :param page_rows: the number of rows after which the page ends.
+        in ascending order. A token may have several pairs.
     """
     updates: list[tuple[int, JsonValue]] = []
     last = from_token

@@ -5,8 +5,8 @@ dense traffic, as a short run has. Then all positions must agree, and a slow wri
 continues until the next period. The sequences begin below 2^31 and 2^53, and pass them.
 Rows that a database would remove by its retention, and records that the invariants do
 not need any more, are removed after each period, so that the memory that remains is
-that of the processes. Once a false position of a stream was announced, it is
-not checked any more that no process shows the stream beyond its rows.
+that of the processes. Once a false position of a stream was announced, it is not
+checked any more that no process shows the stream beyond its rows.
 """
 
 from __future__ import annotations

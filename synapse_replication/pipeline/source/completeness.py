@@ -23,8 +23,7 @@ which no more rows can be committed:
 
 On a standby, the positions match the rows, even if the standby lags behind the primary.
 The locks on the primary's sequences are not visible on a standby, so a continuous read
-of ``caches`` fails there.
-docs/pipeline.rst, "Offsets", describes the guarantees.
+of ``caches`` fails there. docs/pipeline.rst, "Offsets", describes the guarantees.
 """
 
 from __future__ import annotations

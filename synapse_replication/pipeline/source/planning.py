@@ -329,8 +329,8 @@ def without_gaps(txn: cursor, part: Part) -> list[Part]:
     """Cut long gaps out of a narrowed part.
 
     The ids of a stream jump if its sequence is set to a far greater value, for
-    instance. The ids of the gap, of which there may be 2^62, would become
-    tasks and batches without rows.
+    instance. The ids of the gap, of which there may be 2^62, would become tasks and
+    batches without rows.
 
     :return: the part itself, unless at least half of its ids are in gaps that are
         longer than a task.

@@ -2,8 +2,8 @@
 
 Other modules test mistakes that need Spark or another machine: a missing, an old and a
 wrong Java in ``tests.pipeline.spark.test_java``; the memory of Java there, too;
-credentials, rights, regions and a full disk in
-``test_object_store``; types of columns in ``test_delta_table``; Ctrl-C in ``test_job``.
+credentials, rights, regions and a full disk in ``test_object_store``; types of columns
+in ``test_delta_table``; Ctrl-C in ``test_job``.
 """
 
 from __future__ import annotations
