@@ -26,7 +26,7 @@ FetchStatus: TypeAlias = Callable[[str], Awaitable[bytes]]
 
 
 class InstanceState(enum.Enum):
-    """What is known of an instance."""
+    """The state of an instance, as its answer shows it."""
 
     OURS = "ours"  #: it runs this package, and has returned its status
     STOCK = "stock"  #: it runs, without this package

@@ -98,7 +98,7 @@ MAX_FINDINGS: Final = 10_000
 
 @attrs.define
 class _Instance:
-    """What is known of an instance.
+    """The last status of an instance.
 
     :ivar since: when its state last changed, or its problem began or ended, in s.
     """

@@ -104,7 +104,7 @@ class ReaderIds:
 
 @attrs.frozen(eq=False, repr=False)
 class ReadStreamIds:
-    """What a process knows of the ids of a stream that it only reads.
+    """The ids of a stream, as a process that only reads it knows them.
 
     :ivar instance_name: the name of this process.
     :ivar stream: the stream.

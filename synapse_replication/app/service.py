@@ -159,7 +159,7 @@ class Replication(Service):
         self._is_stopping = self._has_stopped = False
         #: The streams whose received rows were not delivered when a stop gave up.
         self._undelivered: list[str] = []
-        #: What a stop did not finish, for the exit status; empty if nothing.
+        #: The work that a stop did not finish, for the exit status; empty if none.
         self.unfinished = ""
 
     def _make_host(self) -> StandaloneHost:

@@ -289,7 +289,7 @@ class SupervisedProcess:
 
     @property
     def unfinished(self) -> str:
-        """What the stop did not finish; empty if nothing."""
+        """The work that the stop did not finish; empty if none."""
         return self._process.unfinished
 
     def reload(self) -> None:

@@ -117,7 +117,7 @@ class PeerEpochs:
         return None if peer is None or peer.said_goodbye else peer.epoch
 
     def is_reporting(self, instance_name: str, now: float) -> bool:
-        """Return whether a peer speaks the extension, and was heard of recently."""
+        """Return whether a peer speaks the extension, and is not silent."""
         peer = self._peers.get(instance_name)
         if peer is None or peer.said_goodbye:
             return False

@@ -150,7 +150,7 @@ class _Head:
 class _BoundedHead(ProtocolWrapper):
     """The protocol below Twisted's HTTP client, which bounds the head of a response."""
 
-    #: What was received of the head of a response; ``None`` while none is expected.
+    #: The received part of a response's head; ``None`` while none is expected.
     _head: _Head | None = None
     _error: ResponseTooLargeError | None = None
 

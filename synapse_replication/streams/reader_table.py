@@ -77,7 +77,7 @@ class Entry:
     next_states: Container[State]
 
 
-#: What each event does, by the states in which it may happen.
+#: The consequences of each event, by the states in which it may happen.
 ROWS: Final[Mapping[ReaderEvent, Sequence[Row]]] = {
     ReaderEvent.LINK_UP: (
         Row(

@@ -216,7 +216,7 @@ class RowCodec(Protocol[RowT]):
 
     @property
     def row_type(self) -> Callable[..., RowT]:
-        """What makes a row from its fields."""
+        """The function or class that makes a row from its fields."""
 
     def decode(self, texts: Sequence[bytes | str]) -> DecodedRows[RowT]:
         """Decode several rows.

@@ -1,4 +1,4 @@
-"""What a writer knows about its transactions: only the database settles an id.
+"""A writer's knowledge of its transactions: only the database settles an id.
 
 Theory of operation: a process that sent COMMIT and received no answer does not know
 whether its rows are committed; PostgreSQL may complete the commit seconds or hours
@@ -42,7 +42,7 @@ class UnexpectedWriterEventError(Exception):
 
 @attrs.define
 class TransactionOutcome:
-    """What is known about one transaction."""
+    """The outcome of one transaction, as far as it is known."""
 
     state: TransactionState = TransactionState.RUNNING
 
@@ -54,7 +54,7 @@ class TransactionOutcome:
     def handle(self, event: TransactionEvent) -> Sequence[Effect]:
         """Record an event.
 
-        :return: what the driver does, in order.
+        :return: the effects that the driver takes, in order.
         :raises UnexpectedWriterEventError: if the state does not expect the event.
         """
         step = STEPS.get((self.state._name_, event._name_))
@@ -67,7 +67,7 @@ class TransactionOutcome:
 
 @attrs.frozen
 class Evidence:
-    """What the database says about a transaction whose answer was lost.
+    """The database's answer about a transaction whose own answer was lost.
 
     :ivar is_standby: whether the server that answered is a standby, which knows nothing
         about sessions of its primary.

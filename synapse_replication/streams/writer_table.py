@@ -70,7 +70,7 @@ class NameEvent(enum.Enum):
 
 
 class Effect(enum.Enum):
-    """What the driver does."""
+    """An action of the driver."""
 
     CALL_AFTER = "run the callbacks for a commit"
     CALL_ON_EXCEPTION = "run the callbacks for a rollback"
@@ -93,7 +93,7 @@ class Step:
     """The consequence of an event.
 
     :ivar state: the state that follows.
-    :ivar effects: what the driver does, in order.
+    :ivar effects: the driver takes these, in order.
     """
 
     state: enum.Enum

@@ -1,4 +1,4 @@
-"""What arrives from the writers of one received stream."""
+"""The items that arrive from the writers of one received stream."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class ReportedEpoch:
 
 
 Announcement: TypeAlias = PositionCommand | ReportedPosition | ReportedEpoch | LostRow
-#: What arrives from one writer.
+#: An item that arrives from one writer.
 OfWriter: TypeAlias = RdataGroup | Announcement
 
 

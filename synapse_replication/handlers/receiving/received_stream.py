@@ -1,4 +1,4 @@
-"""What the receivers of one stream's writers share."""
+"""The parts of one stream that the receivers of its writers share."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class PageSource:
 
 @attrs.frozen(eq=False)
 class ReceivedStream:
-    """What the receivers of one stream's writers share.
+    """The parts of one stream that the receivers of its writers share.
 
     :ivar search: requested when a writer became connected on a link.
     :ivar ask: requests the positions of the writers on a link.

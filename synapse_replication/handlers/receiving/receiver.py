@@ -58,7 +58,7 @@ from synapse_replication.wire.rdata import InterleavedGroup, RdataGroup
 
 
 class _Arrival(Struct, eq=False):
-    """What arrived on a link from one writer.
+    """An item that arrived on a link from one writer.
 
     A Struct: one is created for each chunk of rows.
     """
