@@ -42,7 +42,7 @@ _HALF_WIDTH, _HALF_HEIGHT = 85, 20
 
 #: The machines of the writer: the title and the table of each, and the centre of each
 #: state in the picture.
-WRITER: Final[Mapping[str, tuple[str, Table, _Places]]] = {
+WRITER: Final[Mapping[str, tuple[str, Table[Any, Any], _Places]]] = {
     "transaction": (
         "The states of a transaction",
         TRANSACTION,
@@ -79,7 +79,7 @@ def changes() -> dict[tuple[State, State], list[ReaderEvent]]:
     return found
 
 
-def changes_of(table: Table) -> _Changes:
+def changes_of(table: Table[Any, Any]) -> _Changes:
     """Return the events that lead from each state of a writer's table to another."""
     found: dict[tuple[enum.Enum, enum.Enum], list[enum.Enum]] = {}
     for (before, event), step in table.items():

@@ -60,7 +60,6 @@ class TransactionOutcome:
         step = STEPS.get((self.state._name_, event._name_))
         if step is None:
             raise UnexpectedWriterEventError(f"{event.value} while {self.state.value}")
-        assert isinstance(step.state, TransactionState)
         self.state = step.state
         return step.effects
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping, Sequence
-from typing import Final, TypeAlias
+from typing import Final, Generic, TypeAlias, TypeVar
 
 import attrs
 
@@ -86,27 +86,29 @@ class Effect(enum.Enum):
 
 _T = TransactionState
 _N = NameState
+_StateT = TypeVar("_StateT", bound=enum.Enum)
+_EventT = TypeVar("_EventT", bound=enum.Enum)
 
 
 @attrs.frozen
-class Step:
+class Step(Generic[_StateT]):
     """The consequence of an event.
 
     :ivar state: the state that follows.
     :ivar effects: the driver takes these, in order.
     """
 
-    state: enum.Enum
+    state: _StateT
     effects: Sequence[Effect] = ()
 
 
-Table: TypeAlias = Mapping[tuple[enum.Enum, enum.Enum], Step]
+Table: TypeAlias = Mapping[tuple[_StateT, _EventT], Step[_StateT]]
 
 _COMMITTED = Step(_T.COMMITTED, (Effect.SETTLE, Effect.CALL_AFTER))
 _ROLLED_BACK = Step(_T.ROLLED_BACK, (Effect.SETTLE, Effect.CALL_ON_EXCEPTION))
 
 #: Each event of a transaction, by the state in which it may happen.
-TRANSACTION: Final[Table] = {
+TRANSACTION: Final[Table[TransactionState, TransactionEvent]] = {
     (_T.RUNNING, TransactionEvent.COMMIT_SENT): Step(_T.COMMITTING),
     (_T.RUNNING, TransactionEvent.REFUSED): _ROLLED_BACK,
     # A transaction whose COMMIT was never sent cannot be committed.
@@ -126,7 +128,7 @@ TRANSACTION: Final[Table] = {
 }
 
 #: Each event of a name, by the state in which it may happen.
-NAME: Final[Table] = {
+NAME: Final[Table[NameState, NameEvent]] = {
     (_N.UNLOCKED, NameEvent.LOCKED): Step(_N.WAITING, (Effect.ACQUIRE,)),
     (_N.UNLOCKED, NameEvent.LOCK_REFUSED): Step(_N.LOST, (Effect.STOP,)),
     (_N.WAITING, NameEvent.WAITED_LONG): Step(_N.WAITING, (Effect.END_PREDECESSOR,)),

@@ -187,7 +187,6 @@ class Process:
         step = NAME.get((self.name, event))
         if step is None:
             raise BrokenPromiseError(f"{event.value} while {self.name.value}")
-        assert isinstance(step.state, NameState)
         self.name = step.state
         return step.effects
 

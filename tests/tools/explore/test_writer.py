@@ -69,12 +69,14 @@ class BugTests(SynchronousTestCase):
                     world.apply(event)
 
 
-def _transaction(state: TransactionState, event: TransactionEvent, step: Step) -> Any:
+def _transaction(
+    state: TransactionState, event: TransactionEvent, step: Step[TransactionState]
+) -> Any:
     steps = {**writer.STEPS, (state.name, event.name): step}
     return patch.object(writer, "STEPS", steps)
 
 
-def _name(state: NameState, event: NameEvent, step: Step) -> Any:
+def _name(state: NameState, event: NameEvent, step: Step[NameState]) -> Any:
     return patch.object(writer_world, "NAME", {**NAME, (state, event): step})
 
 
