@@ -15,10 +15,17 @@ world waits before it resumes, so that more may be given up, the driver does, to
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from functools import partial
 from itertools import zip_longest
-from typing import Any
+from typing import Any, ClassVar
 
 import attrs
 from twisted.internet.defer import Deferred
@@ -385,8 +392,8 @@ class Driven:
             item = self._announcement(event, prev)
         if item is not None:
             self._arrive(arguments[0], item, was_idle)
-        elif name in _ACTS:
-            _ACTS[name](self, *arguments, was_busy, answer, epoch)
+        elif name in self._acts:
+            self._acts[name](self, *arguments, was_busy, answer, epoch)
         if world.timer_due and not was_due:
             self._pass_timer()
         if (
@@ -536,6 +543,28 @@ class Driven:
     def _reader_crash(self, _busy: Any, _answer: Any, epoch: str | None) -> None:
         self._start(epoch)
 
+    #: The method that applies an event to the driver, by the event's name.
+    _acts: ClassVar[Mapping[str, Callable[..., None]]] = {
+        "up": _up,
+        "break": _break,
+        "remove": _remove,
+        "search": _search,
+        "stored": _stored,
+        "backlog": _backlog,
+        "page": _page,
+        "no answer": _no_answer,
+        "behind": _behind,
+        "done": _done,
+        "fail": _fail,
+        "unreadable": _unreadable,
+        "overflow": _overflow,
+        "drained": _drained,
+        "timer": _timer,
+        "second": _second,
+        "moment": _moment,
+        "reader crash": _reader_crash,
+    }
+
     # -- comparison -------------------------------------------------------------------
 
     def _state(self) -> tuple[Any, ...]:
@@ -598,31 +627,6 @@ _ANNOUNCEMENTS = frozenset(
         "false report",
     }
 )
-_ACTS: dict[str, Callable[..., None]] = {
-    name[1:].replace("_", " "): method
-    for name, method in vars(Driven).items()
-    if name
-    in {
-        "_up",
-        "_break",
-        "_remove",
-        "_search",
-        "_stored",
-        "_backlog",
-        "_page",
-        "_no_answer",
-        "_behind",
-        "_done",
-        "_fail",
-        "_unreadable",
-        "_overflow",
-        "_drained",
-        "_timer",
-        "_second",
-        "_moment",
-        "_reader_crash",
-    }
-}
 
 
 @attrs.frozen
