@@ -15,9 +15,7 @@ load of a shared machine changes, and with it the share of the processors' cache
 from __future__ import annotations
 
 import contextlib
-import os
 import random
-import re
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -35,6 +33,7 @@ from scripts.tools.faults.synapse.deployments import (
 )
 from scripts.tools.faults.synapse.expectations import Expectations
 from scripts.tools.faults.synapse.traffic import WEIGHTS, Room
+from scripts.tools.proc import processor_seconds, proportional_mebibytes
 from synapse_replication.testing.servers import PrivatePostgres, PrivateRedis
 from tests.support.client_api import ClientApi
 from tests.support.synapse_peer import SynapseDeployment
@@ -72,16 +71,6 @@ def make_plan(count: int) -> list[tuple[int, str]]:
     chance = random.Random(1)
     kinds = chance.choices(list(WEIGHTS), list(WEIGHTS.values()), k=count)
     return [(chance.randrange(ROOMS), kind) for kind in kinds]
-
-
-def processor_seconds(stat: str) -> float:
-    """Return the user and system time of a process, in s.
-
-    :param stat: the content of its ``/proc/PID/stat``.
-    """
-    # The process's name, in parentheses, may contain spaces.
-    fields = stat.rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 @attrs.frozen
@@ -235,23 +224,6 @@ def _measure_idle_round(
                 for each, process in side.deployment.processes.items()
             }
         return result
-
-
-def resident_mebibytes(pid: int) -> float:
-    """Return the resident memory of a process, in MiB."""
-    pages = int(Path(f"/proc/{pid}/statm").read_text("utf-8").split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
-
-
-def proportional_mebibytes(pid: int) -> float:
-    """Return the memory of a process, in MiB.
-
-    It is the proportional set size: what several processes share, such as a library, is
-    divided among them, so that the sum is the memory of all of them.
-    """
-    text = Path(f"/proc/{pid}/smaps_rollup").read_text("utf-8")
-    (kibibytes,) = re.findall(r"^Pss:\s+(\d+) kB$", text, re.MULTILINE)
-    return int(kibibytes) / 1024
 
 
 def _compare(totals: Mapping[str, float]) -> str:

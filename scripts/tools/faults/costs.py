@@ -8,7 +8,6 @@ receiver reads. The results are the rows of the table in ``docs/security.rst``.
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from itertools import count, islice
@@ -20,6 +19,7 @@ from typing_extensions import override
 
 from scripts.tools import hostile
 from scripts.tools.faults.deployment import FaultDeployment, Needs
+from scripts.tools.proc import processor_seconds
 from synapse_replication.demo.deployment import (
     READERS,
     SERVER_NAME,
@@ -41,7 +41,6 @@ SEND_TIMEOUT, ROWS_TIMEOUT = 30.0, 60.0
 #: The limits: the CPU time of a turn and the time until the next row, in s; the share
 #: of the memory that may be in use more than before, and after which time, in s.
 MOST_TURN, MOST_DELAY, MOST_MEMORY, MEMORY_TIMEOUT = 0.25, 5.0, 1.1, 60.0
-_TICKS = os.sysconf("SC_CLK_TCK")
 _EXTENSION = "/replication_ext"
 
 #: For each command, the fields of a small line, which contain a number, and those of a
@@ -287,8 +286,7 @@ class _Meter:
         self._cpu = self._read_cpu()
 
     def _read_cpu(self) -> float:
-        fields = self._stat.read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / _TICKS
+        return processor_seconds(self._stat.read_text())
 
     def cpu(self) -> float:
         return self._read_cpu() - self._cpu

@@ -11,13 +11,13 @@ import shutil
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import psycopg2
 
-from scripts.tools.bench.deployment import processor_seconds, resident_mebibytes
+from scripts.tools.proc import processor_seconds, resident_mebibytes
 from synapse_replication.demo.deployment import ReplicationProcess
 from synapse_replication.testing.servers import PrivatePostgres, PrivateRedis
 
@@ -140,7 +140,7 @@ class Deployment:
         except OSError:
             return 0
 
-    def wait(self, is_done: Any, limit: float) -> float:
+    def wait(self, is_done: Callable[[], bool], limit: float) -> float:
         """Wait until something is done; return after how many s, or infinity."""
         began = time.monotonic()
         while not is_done():
