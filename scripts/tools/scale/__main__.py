@@ -20,6 +20,7 @@ import click
 from scripts.tools.scale.deployment import Deployment
 from scripts.tools.scale.simulated import count_messages
 from scripts.tools.scale.traffic import Traffic
+from synapse_replication.testing.private_process import PrivateServer
 
 #: How long a phase may take until all processes agree, in s.
 LIMIT = 180.0
@@ -158,9 +159,9 @@ def _write_for(deployment: Deployment, seconds: float) -> None:
     deployment.write_rows(False)
 
 
-def _restart(server: object) -> None:
-    server.kill()  # type: ignore[attr-defined]
-    server.start()  # type: ignore[attr-defined]
+def _restart(server: PrivateServer) -> None:
+    server.kill()
+    server.start()
 
 
 @click.command()
