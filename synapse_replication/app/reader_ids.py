@@ -31,16 +31,16 @@ class ReaderIds:
 
     :param stream_name: the stream, for errors.
     :param instance_name: the name of this process.
-    :param handled: for each other writer, the token up to which its rows were
+    :param delivered: for each other writer, the token up to which its rows were
         delivered; positive even if the ids are negative. It is updated.
     :param own: the id generator; ``None`` if this process does not write the stream.
     :param sign: that of the stream's ids: 1 or -1.
-    :ivar unknown: the token for every other writer that is not in ``handled``.
+    :ivar unknown: the token for every other writer that is not in ``delivered``.
     """
 
     _stream_name: str
     _instance_name: str
-    _handled: dict[str, int]
+    _delivered: dict[str, int]
     unknown: int
     _own: WriterIds | None
     _sign: int = attrs.field(default=1, kw_only=True)
@@ -67,7 +67,7 @@ class ReaderIds:
         """
         if self._own is not None and instance_name == self._instance_name:
             return self._own.get_current_token_for_writer(instance_name)
-        return self._sign * self._handled.get(instance_name, self.unknown)
+        return self._sign * self._delivered.get(instance_name, self.unknown)
 
     def get_announceable_token(self) -> int:
         """Return the position that this process may announce, as an id."""
@@ -75,10 +75,10 @@ class ReaderIds:
             return self.get_current_token_for_writer(self._instance_name)
         return self._own.get_announceable_token()
 
-    def get_handled(self) -> Mapping[str, int]:
+    def get_delivered(self) -> Mapping[str, int]:
         """Return the delivered position of each known other writer, as a token."""
         me = self._instance_name
-        return {name: token for name, token in self._handled.items() if name != me}
+        return {name: token for name, token in self._delivered.items() if name != me}
 
     def get_minimal_local_current_token(self) -> int:
         """Return this process's greatest finished id that may be announced.
@@ -89,7 +89,7 @@ class ReaderIds:
 
     def advance(self, instance_name: str, new_id: int) -> None:
         """Record another writer's delivered position, which is an id."""
-        self._handled[instance_name] = self._sign * new_id
+        self._delivered[instance_name] = self._sign * new_id
         if self._own is not None:
             self._own.advance(instance_name, new_id)
 

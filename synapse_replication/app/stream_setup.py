@@ -359,7 +359,7 @@ class StreamSetup:
             self._host.clock,
             stream,
             self._options.instance_name,
-            ids.get_handled,
+            ids.get_delivered,
             ids.unknown,
             is_new=self._is_new(declared.name),
         )
@@ -383,14 +383,14 @@ class StreamSetup:
                 RemovedWriterFound(
                     name,
                     writer,
-                    ids.get_handled().get(writer, ids.unknown),
+                    ids.get_delivered().get(writer, ids.unknown),
                     removed.upto_token,
                 )
             )
         for writer in survey.absent - found.keys():
             if writer not in stream.writers or writer in survey.greatest:
-                handled = ids.get_handled().get(writer, ids.unknown)
-                token = max(survey.last_row, handled)
+                delivered = ids.get_delivered().get(writer, ids.unknown)
+                token = max(survey.last_row, delivered)
                 ids.advance(writer, stream.sign * token)
                 self._skipped[name][writer] = token
 
@@ -428,16 +428,16 @@ class StreamSetup:
         saved = self._saved[name]
         fills = self._options.fill_sink and not saved
         initial = saved or ({} if fills else self._stored[name])
-        handled = dict(await self._without_impossible(stream, initial))
-        unknown = min(handled.values(), default=0 if fills else FIRST_POSITION)
-        if not handled and not stream.writers and not fills:
+        delivered = dict(await self._without_impossible(stream, initial))
+        unknown = min(delivered.values(), default=0 if fills else FIRST_POSITION)
+        if not delivered and not stream.writers and not fills:
             # The positions of undeclared writers are not stored. Begin with new rows,
             # whose tokens are greater.
             unknown = await self._get_database().transact(
                 "sequence_at_start", lambda txn: read_sequence(txn, stream.sequence)
             )
         me = self._options.instance_name
-        return ReaderIds(name, me, handled, unknown, own, sign=stream.sign)
+        return ReaderIds(name, me, delivered, unknown, own, sign=stream.sign)
 
     async def _without_impossible(
         self, stream: IdStream, tokens: dict[str, int]

@@ -125,8 +125,8 @@ class RemovedWriterFinder:
     """Finds the removed writers of one stream, for one reader.
 
     :param database: runs the queries.
-    :param handled: returns the reader's token for each writer whose name is known;
-        tokens are positive.
+    :param delivered: returns the reader's delivered position for each writer whose name
+        is known, as a token.
     :param unknown: the reader's token for every other writer.
     :param is_new: whether the reader is new, and needs no rows from before its start.
     """
@@ -135,7 +135,7 @@ class RemovedWriterFinder:
     _clock: Clock
     _stream: IdStream
     _instance_name: str
-    _handled: Callable[[], Mapping[str, int]]
+    _delivered: Callable[[], Mapping[str, int]]
     _unknown: int
     _is_new: bool = attrs.field(default=False, kw_only=True)
     # Each writer's greatest row found so far, and the ids from which the next search
@@ -173,16 +173,18 @@ class RemovedWriterFinder:
 
     def select(self, survey: WriterSurvey) -> dict[str, RemovedWriter]:
         """Return the removed writers that must be drained, given the latest survey."""
-        handled, unknown = self._handled(), self._unknown
+        delivered, unknown = self._delivered(), self._unknown
         found = {}
         for writer, greatest in self._greatest.items():
             stored = survey.stored.get(writer)
             # A writer with a stored position may still be writing above that position.
             upto = greatest if stored is None else min(greatest, stored)
-            if upto > handled.get(writer, unknown):
+            if upto > delivered.get(writer, unknown):
                 found[writer] = RemovedWriter(upto, is_deleted=stored is None)
         for writer in survey.absent & self._were_stored - found.keys():
-            found[writer] = RemovedWriter(handled.get(writer, unknown), is_deleted=True)
+            found[writer] = RemovedWriter(
+                delivered.get(writer, unknown), is_deleted=True
+            )
         return found
 
     async def survey(self) -> WriterSurvey:
@@ -206,10 +208,10 @@ class RemovedWriterFinder:
         return survey
 
     async def _survey(self) -> WriterSurvey:
-        handled = self._handled()
+        delivered = self._delivered()
         positions = {
-            writer: max(handled.get(writer, self._unknown), self._low.get(writer, 0))
-            for writer in handled.keys() | self._low.keys() | self._were_stored
+            writer: max(delivered.get(writer, self._unknown), self._low.get(writer, 0))
+            for writer in delivered.keys() | self._low.keys() | self._were_stored
         }
         return await self._database.transact(
             "survey_writers",

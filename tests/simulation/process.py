@@ -422,23 +422,23 @@ class Process:
             for (stream, writer), token in self.saved.positions.items()
             if stream == name
         }
-        handled = saved or stored
+        delivered = saved or stored
         if saved:
-            handled = await self.database.transact(
+            delivered = await self.database.transact(
                 "limit_positions", lambda txn: limit_positions(txn, ids, saved)
             )
-        unknown = min(handled.values(), default=1)
-        if not handled and not ids.writers:
+        unknown = min(delivered.values(), default=1)
+        if not delivered and not ids.writers:
             unknown = await self.database.transact(
                 "sequence_at_start", lambda txn: read_sequence(txn, table.sequence)
             )
-        positions = ReaderIds(name, self.name, dict(handled), unknown, own)
+        positions = ReaderIds(name, self.name, dict(delivered), unknown, own)
         finder = RemovedWriterFinder(
             self.database,
             self.host.clock,
             ids,
             self.name,
-            positions.get_handled,
+            positions.get_delivered,
             positions.unknown,
             is_new=not saved,
         )

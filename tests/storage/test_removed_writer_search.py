@@ -52,7 +52,7 @@ class RemovedWritersTestCase(PostgresMixin, SynchronousTestCase):
 
     def make_finder(
         self,
-        handled: Mapping[str, int],
+        delivered: Mapping[str, int],
         unknown: int = 1,
         stream: IdStream = MOVED_STREAM,
         *,
@@ -63,7 +63,7 @@ class RemovedWritersTestCase(PostgresMixin, SynchronousTestCase):
             ReactorClock(self.clock),
             stream,
             "reader",
-            lambda: handled,
+            lambda: delivered,
             unknown,
             is_new=is_new,
         )
@@ -76,13 +76,13 @@ class RemovedWritersTestCase(PostgresMixin, SynchronousTestCase):
 
     def survey(
         self,
-        handled: Mapping[str, int],
+        delivered: Mapping[str, int],
         unknown: int = 1,
         stream: IdStream = MOVED_STREAM,
         *,
         is_new: bool = False,
     ) -> WriterSurvey:
-        finder = self.make_finder(handled, unknown, stream, is_new=is_new)
+        finder = self.make_finder(delivered, unknown, stream, is_new=is_new)
         return self.successResultOf(Deferred.fromCoroutine(finder.survey()))
 
 
@@ -204,8 +204,8 @@ class RemovedWriterFinderTests(RemovedWritersTestCase):
 
     def setUp(self) -> None:
         super().setUp()
-        self.handled = {"old": 3}
-        self.finder = self.make_finder(self.handled)
+        self.delivered = {"old": 3}
+        self.finder = self.make_finder(self.delivered)
 
     def begin(self) -> Deferred[dict[str, RemovedWriter]]:
         return Deferred.fromCoroutine(self.finder.find())
@@ -225,14 +225,14 @@ class RemovedWriterFinderTests(RemovedWritersTestCase):
         with self.connection.cursor() as cursor:
             load_positions(cursor, MOVED_STREAM, "new")
         self.assertEqual(self.find(), {"old": RemovedWriter(6, is_deleted=True)})
-        self.handled["old"] = 6
+        self.delivered["old"] = 6
         # The writer stays reported even when none of its rows is missing.
         self.assertEqual(self.find(), {"old": RemovedWriter(6, is_deleted=True)})
 
     def test_writer_declared_again(self) -> None:
         """A writer that is declared again is no longer reported."""
         stream = attrs.evolve(MOVED_STREAM, writers=("old", "new"))
-        finder = self.make_finder(self.handled, stream=stream)
+        finder = self.make_finder(self.delivered, stream=stream)
         self.write_rows("old", 6)
         self.set_sequence(6)
         found = self.successResultOf(Deferred.fromCoroutine(finder.find()))
@@ -253,7 +253,7 @@ class RemovedWriterFinderTests(RemovedWritersTestCase):
         self.assertEqual(self.find(), expected)
         self.sql("DELETE FROM foobar")
         self.assertEqual(self.find(), expected)
-        self.handled.update(old=6, unheard=7)
+        self.delivered.update(old=6, unheard=7)
         self.assertEqual(self.find(), {})
 
     def test_idle_writer_costs_nothing(self) -> None:
@@ -261,8 +261,8 @@ class RemovedWriterFinderTests(RemovedWritersTestCase):
         self.write_rows("new", *range(2, 9))
         self.set_sequence(9)
         self.store(new=2)
-        self.handled.clear()
-        self.handled["new"] = 2
+        self.delivered.clear()
+        self.delivered["new"] = 2
         self.assertEqual(self.find(), {})
         self.write_rows("old", 10)
         self.set_sequence(10)
@@ -303,7 +303,9 @@ class RemovedWriterFinderTests(RemovedWritersTestCase):
 
     def test_no_declared_writers(self) -> None:
         """Without declared writers no writer counts as removed."""
-        finder = self.make_finder(self.handled, stream=attrs.evolve(FOOBAR, writers=()))
+        finder = self.make_finder(
+            self.delivered, stream=attrs.evolve(FOOBAR, writers=())
+        )
         self.write_rows("old", 6)
         found = self.successResultOf(Deferred.fromCoroutine(finder.find()))
         self.assertEqual(found, {})
