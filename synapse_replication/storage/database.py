@@ -325,10 +325,6 @@ def _explain(error: psycopg2.Error) -> str:
 class TransactionRunner(Protocol):
     """Interface for running transactions: a ``Database``, or a host's adapter.
 
-    A transaction whose result was cancelled, or whose connection was lost, may still
-    commit. Its ids are released at once, unless the runner has a method ``settled``
-    like that of ``Database``.
-
     A process of a homeserver runs transactions in its own pool, and does not load this
     module.
     """
@@ -341,6 +337,26 @@ class TransactionRunner(Protocol):
         autocommit: bool = False,
     ) -> Deferred[T]:
         """Run ``func(cursor)`` in a transaction; see ``Database.transact``."""
+
+
+class WriterDatabase(TransactionRunner, Protocol):
+    """Interface of a writer's database, which also knows what has ended.
+
+    A transaction whose result was cancelled, or whose connection was lost, may still
+    commit, so its ids are not finished until it has ended.
+    """
+
+    def mark(self) -> int:
+        """Return a mark for :meth:`settled`, before all later transactions."""
+
+    def settled(self, since: int = 0, *, only_lost: bool = False) -> Deferred[None]:
+        """Return a Deferred that fires when transactions have ended.
+
+        See ``Database.settled``. It has fired already if none is to be waited for.
+        """
+
+    def lost_answers(self) -> Sequence[LostAnswer]:
+        """Return the transactions whose COMMIT was not answered, oldest first."""
 
 
 class Database:

@@ -24,9 +24,7 @@ still run; and if the connection was lost during a COMMIT, the database is asked
 became of it. If a caller abandons its request (by cancellation, or because its
 coroutine was closed or garbage-collected), the requested ids are finished. Finishing an
 id does not wait for the database, so it is possible where waiting is not allowed: the
-ids of a coroutine that is closed or collected *inside* its block are finished later. A
-host's own pool cannot report the end of transactions; with it, ids are finished when
-their block is left.
+ids of a coroutine that is closed or collected *inside* its block are finished later.
 
 A block that is left without an exception waits until ``stream_positions`` has this
 instance's position, which covers the block's ids unless lower ids are unfinished. If
@@ -49,7 +47,7 @@ failure-unregistered-id.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -77,7 +75,7 @@ from synapse_replication.streams.writer_positions import WriterPositions
 
 if TYPE_CHECKING:
     from synapse_replication.handlers.interfaces import Clock
-    from synapse_replication.storage.database import TransactionRunner
+    from synapse_replication.storage.database import WriterDatabase
     from synapse_replication.storage.lost_answers import LostAnswer
 
 T = TypeVar("T")
@@ -91,7 +89,7 @@ class MultiWriterIdGenerator:
 
     Ids and tokens are negative if the stream counts down.
 
-    :param database: runs transactions.
+    :param database: runs transactions, and knows which of them have ended.
     :param stream: the stream.
     :param positions: the initial positions; see
         :func:`~synapse_replication.storage.sequences.load_positions`.
@@ -109,7 +107,7 @@ class MultiWriterIdGenerator:
 
     def __init__(
         self,
-        database: TransactionRunner,
+        database: WriterDatabase,
         stream: IdStream,
         positions: WriterPositions,
         reactor: IReactorFromThreads,
@@ -128,12 +126,8 @@ class MultiWriterIdGenerator:
         #: announceable.
         self.get_mark: Callable[[], tuple[int | None, ...]] = positions.get_mark
         self._is_writer = positions.is_writer
-        #: A host's own pool cannot report the end of transactions.
-        self._settled: Callable[..., Deferred[None]] | None = getattr(
-            database, "settled", None
-        )
         #: Returns a mark before all transactions that are requested later.
-        self.mark: Callable[[], int] = getattr(database, "mark", int)
+        self.mark: Callable[[], int] = database.mark
         self._reactor = reactor
         self._on_finished = on_finished
         self._sign = stream.sign
@@ -300,12 +294,9 @@ class MultiWriterIdGenerator:
             found = positions.first_unfinished()
         return None if found is None else (self._sign * found[0], found[1])
 
-    def lost_answers(self) -> list[LostAnswer]:
+    def lost_answers(self) -> Sequence[LostAnswer]:
         """Return the transactions whose COMMIT was not answered, oldest first."""
-        find: Callable[[], list[LostAnswer]] = getattr(
-            self.database, "lost_answers", list
-        )
-        return find()
+        return self.database.lost_answers()
 
     async def get_max_allocated_token(self) -> int:
         """Return the sequence's last allocated id (distance from zero)."""
@@ -457,31 +448,23 @@ class MultiWriterIdGenerator:
             immediately if the stream has no declared writers, or if the ids are not
             finished yet.
         """
-        if self._settled is not None:
-            settled = self._settled(since, only_lost=not failed)
-            if not settled.called:
-                settled.addCallback(lambda _: self._end_in_reactor(ids))
-                return succeed(None)
+        settled = self.database.settled(since, only_lost=not failed)
+        if not settled.called:
+            settled.addCallback(lambda _: self._end_in_reactor(ids))
+            return succeed(None)
         self._positions.finish(ids)
         return self._handle_finished()
 
     def release_without_waiting(self, ids: list[int], since: int) -> None:
         """Finish a block's ids where waiting is not allowed. Thread-safe.
 
-        If the database can report the end of transactions, the ids are finished once
-        every transaction that may belong to the block has ended; otherwise, now.
+        They are finished once every transaction that may belong to the block has ended.
         """
-        if self._settled is None:
-            self._positions.finish(ids)
-            self._reactor.callFromThread(self._handle_finished)
-        else:
-            self._reactor.callFromThread(self._end_when_settled, ids, since)
+        self._reactor.callFromThread(self._end_when_settled, ids, since)
 
     def _end_when_settled(self, ids: list[int], since: int) -> None:
-        if self._settled is None:
-            self._end_in_reactor(ids)
-        else:
-            self._settled(since).addCallback(lambda _: self._end_in_reactor(ids))
+        settled = self.database.settled(since)
+        settled.addCallback(lambda _: self._end_in_reactor(ids))
 
     def _end_in_reactor(self, ids: list[int]) -> None:
         self._positions.finish(ids)
@@ -504,9 +487,8 @@ class MultiWriterIdGenerator:
         bound: an application may never leave a block.
         """
         self._is_closed = True
-        if self._settled is not None:
-            # The fetches in transactions notify nobody if they fail.
-            await self._settled()
+        # The fetches in transactions notify nobody if they fail.
+        await self.database.settled()
         while self._has_unfinished():
             self._progress = Deferred()
             await self._progress
@@ -561,7 +543,7 @@ class _Block(AbstractAsyncContextManager[T], Generic[T]):
 
 
 async def load_id_generator(
-    database: TransactionRunner,
+    database: WriterDatabase,
     stream: IdStream,
     instance_name: str,
     reactor: IReactorFromThreads,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -27,6 +27,7 @@ from synapse_replication.errors import NameLostError
 from synapse_replication.storage import lost_answers, name_lock
 from synapse_replication.storage.admission import Admission
 from synapse_replication.storage.database import connect
+from synapse_replication.storage.lost_answers import LostAnswer
 from synapse_replication.storage.stuck_id_watch import STUCK_AFTER, StuckIdWatch
 from synapse_replication.testing.servers import shared_postgres
 from tests.dropin.host import FakeHomeserver, fake_modules
@@ -173,8 +174,8 @@ class LostAnswerTests(_HostCase):
         self.reactor.run_thread_calls()
         self.until(lambda: [lost.session for lost in self.lost()] == ["active"])
 
-    def lost(self) -> list[Any]:
-        return self.ids.database.lost_answers()  # type: ignore[attr-defined, no-any-return]
+    def lost(self) -> Sequence[LostAnswer]:
+        return self.ids.database.lost_answers()
 
     def insert(self, txn: Any, id_: int) -> None:
         txn.execute("INSERT INTO foobar VALUES (%s, 'w1', '')", (id_,))

@@ -31,6 +31,7 @@ from synapse_replication.errors import CommitUnknownError, NameLostError
 from synapse_replication.storage import queries
 from synapse_replication.storage.admission import Admission
 from synapse_replication.storage.database import OUTCOME_WAIT
+from synapse_replication.storage.lost_answers import LostAnswer
 from synapse_replication.storage.row_queries import declared_query, insert_sql
 from synapse_replication.storage.standby import knowledge_sql
 from synapse_replication.streams.table import TableStream
@@ -496,6 +497,10 @@ class DatabaseClient:
                 waiting.append(ended := Deferred[None]())
                 transaction.when_ended.append(partial(ended.callback, None))
         return DeferredList(waiting).addCallback(lambda _: None)
+
+    def lost_answers(self) -> list[LostAnswer]:
+        """Return no transaction: only the watch for stuck ids shows them."""
+        return []
 
     def transact(
         self,

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import attrs
 import psycopg2.extensions
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, succeed
 from twisted.internet.task import Clock, deferLater
 from twisted.python.failure import Failure
 
@@ -17,6 +17,7 @@ from synapse_replication.storage.database import connect
 from synapse_replication.storage.id_streams import (
     IdStream,
 )
+from synapse_replication.storage.lost_answers import LostAnswer
 from synapse_replication.streams.id_column import IdColumn
 from synapse_replication.testing.servers import shared_postgres
 
@@ -128,6 +129,16 @@ class SteppedDatabase:
         self.waiting.append(step)
         self.descriptions.append(description)
         return step.result
+
+    def mark(self) -> int:
+        return 0
+
+    def settled(self, since: int = 0, *, only_lost: bool = False) -> Deferred[None]:
+        """Return a Deferred that has fired: a test ends transactions itself."""
+        return succeed(None)
+
+    def lost_answers(self) -> list[LostAnswer]:
+        return []
 
     def run(self) -> None:
         """Run the oldest transaction without reporting its outcome."""

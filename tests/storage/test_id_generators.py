@@ -143,12 +143,13 @@ class SteppedTests(SteppedTestCase):
 
     def test_finished_while_the_lock_is_held(self) -> None:
         """
-        A block collected while this thread holds the lock does not wait for it: its ids
-        are finished when the lock is released.
+        A request collected while this thread holds the lock does not wait for it: its
+        ids are finished when the lock is released.
         """
+        request = self.ids.request(1)
+        self.database.settle()
         with self.ids._positions as positions:
-            positions.end_fetch(positions.begin_fetch(), [8])
-            self.ids.release_without_waiting([8], 0)
+            self.ids.give_up(request)
             self.assertEqual(positions.announced, 7)
         self.assertEqual(self.ids.get_current_token(), 8)
 
