@@ -18,7 +18,8 @@ from msgspec.structs import asdict, replace
 from rich.console import Console
 from rich.text import Text
 
-from synapse_replication.app.passive import Follower, Output
+from synapse_replication.app.passive import Follower
+from synapse_replication.cli.output import Output
 from synapse_replication.config.process import ProcessConfig
 from synapse_replication.errors import RemoteProtocolError
 from synapse_replication.streams.rows import encode_json

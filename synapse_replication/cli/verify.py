@@ -19,8 +19,9 @@ from twisted.web.server import Site
 
 from synapse_replication.app.http_site import metrics_resource
 from synapse_replication.app.loss_meter import LossFinding, LossMeter
-from synapse_replication.app.passive import Follower, Output
+from synapse_replication.app.passive import Follower
 from synapse_replication.cli.common import cell
+from synapse_replication.cli.output import Output
 from synapse_replication.config.process import ProcessConfig
 from synapse_replication.errors import RemoteProtocolError
 from synapse_replication.handlers.host_parts import ReactorClock
