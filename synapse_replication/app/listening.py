@@ -49,10 +49,15 @@ class Listening:
             raise self._options.error(
                 "tcp_listen" if is_tcp else "listeners",
                 f"cannot listen on {description}: {error.socketError}",
-                "raise the limit of open files (ulimit -n, or LimitNOFILE=)"
-                if getattr(error.socketError, "errno", 0) == errno.EMFILE
-                else "remove the file, or stop the process that listens on it"
-                if description.startswith("unix:")
-                else "choose a free port, and an address of this machine",
+                _hint(description, error),
             ) from error
         self._stops.add(f"closing {description}", port.stopListening)
+
+
+def _hint(description: str, error: CannotListenError) -> str:
+    """Return what the operator can do if an endpoint cannot be used."""
+    if getattr(error.socketError, "errno", 0) == errno.EMFILE:
+        return "raise the limit of open files (ulimit -n, or LimitNOFILE=)"
+    if description.startswith("unix:"):
+        return "remove the file, or stop the process that listens on it"
+    return "choose a free port, and an address of this machine"
