@@ -5,10 +5,12 @@ See docs/reader.rst and docs/storage.rst.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
+from collections.abc import Collection
 from itertools import islice
+
+import click
 
 from scripts.tools.explore import writer_worlds
 from scripts.tools.explore.driven import compare
@@ -26,78 +28,91 @@ from scripts.tools.explore.worlds import COMPARED, DEEP, DRIVEN, SHALLOW
 from scripts.tools.explore.writer_search import search
 
 
-def main(arguments: list[str]) -> int:
-    """Explore worlds; return 0 if all is well, 2 if the time was too short.
+@click.command()
+@click.option("--shallow", is_flag=True, help="Explore only what scripts/test does.")
+@click.option("--world", "only", multiple=True, help="Explore only this world.")
+@click.option(
+    "--seconds",
+    default=3600.0,
+    show_default=True,
+    help="The limit of processor time for all worlds.",
+)
+def main(shallow: bool, only: tuple[str, ...], seconds: float) -> None:
+    """Explore reader and writer in every interleaving of small worlds.
 
-    :return: 1 if a promise was broken, or if nothing took an entry of the table.
+    The exit status is 0 if all is well, 1 if a promise was broken or if nothing took an
+    entry of the table, and 2 if the time was too short.
     """
-    parser = argparse.ArgumentParser(prog="scripts/explore", description=__doc__)
-    parser.add_argument(
-        "--shallow", action="store_true", help="explore only what scripts/test does"
-    )
-    parser.add_argument("--world", action="append", help="only this world")
-    parser.add_argument(
-        "--seconds",
-        type=float,
-        default=3600.0,
-        help="the limit of processor time for all worlds",
-    )
-    options = parser.parse_args(arguments)
-    worlds = [*SHALLOW.items(), *(() if options.shallow else DEEP.items())]
-    status = 0
+    sys.exit(_explore(shallow, only, seconds))
+
+
+def _explore(shallow: bool, only: Collection[str], seconds: float) -> int:
     taken: set[Call] = set()
-    for name, (kind, bounds) in worlds:
-        if options.world and name not in options.world:
-            continue
-        left = options.seconds - time.process_time()
-        result = Search(kind, bounds).run(left, every=30.0)
-        end = "complete" if result.is_complete else "not complete"
-        print(  # noqa: T201 -- the result
-            f"{name}: {result.states} states, {result.transitions} transitions, depth "
-            f"{result.depth}, at most {result.steps} steps to rest, "
-            f"{result.seconds:.0f} s, {end}",
-            flush=True,
-        )
-        taken |= result.calls
-        if result.broken is not None:
-            print(explain(result.broken), flush=True)  # noqa: T201
-            return 1
-        if not result.is_complete:
-            status = 2
-    status = max(status, _explore_writers(options))
+    status = _explore_readers(shallow, only, seconds, taken)
+    if status != 1:
+        status = max(status, _explore_writers(shallow, only, seconds))
     if status == 1:
         return 1
-    if not options.world and not (
-        compare_driver(40 if options.shallow else 300)
-        and compare_reduced(2 if options.shallow else len(COMPARED))
+    if not only and not (
+        compare_driver(40 if shallow else 300)
+        and compare_reduced(2 if shallow else len(COMPARED))
     ):
         return 1
     untaken = names(entries() - taken)
-    print(f"{len(taken)} entries of the table taken")  # noqa: T201 -- the result
+    click.echo(f"{len(taken)} entries of the table taken")
     for entry in sorted(untaken):
         test = UNIT_TESTED.get(entry, "NO TEST")
-        print(f"not taken: {entry}: {test}")  # noqa: T201 -- the result
-    if not (options.shallow or options.world) and untaken - UNIT_TESTED.keys():
+        click.echo(f"not taken: {entry}: {test}")
+    if not (shallow or only) and untaken - UNIT_TESTED.keys():
         return 1
     return status
 
 
-def _explore_writers(options: argparse.Namespace) -> int:
-    worlds = writer_worlds.SHALLOW | ({} if options.shallow else writer_worlds.DEEP)
+def _explore_readers(
+    shallow: bool, only: Collection[str], seconds: float, taken: set[Call]
+) -> int:
+    """Explore the worlds of a reader; return the status.
+
+    :param taken: the entries of the table that were taken are added to it.
+    """
+    # Some worlds have the name of a smaller one.
+    worlds = [*SHALLOW.items(), *(() if shallow else DEEP.items())]
+    status = 0
+    for name, (kind, bounds) in worlds:
+        if only and name not in only:
+            continue
+        result = Search(kind, bounds).run(seconds - time.process_time(), every=30.0)
+        end = "complete" if result.is_complete else "not complete"
+        click.echo(
+            f"{name}: {result.states} states, {result.transitions} transitions, depth "
+            f"{result.depth}, at most {result.steps} steps to rest, "
+            f"{result.seconds:.0f} s, {end}"
+        )
+        taken |= result.calls
+        if result.broken is not None:
+            click.echo(explain(result.broken))
+            return 1
+        if not result.is_complete:
+            status = 2
+    return status
+
+
+def _explore_writers(shallow: bool, only: Collection[str], seconds: float) -> int:
+    """Explore the worlds of a writer; return the status."""
+    worlds = writer_worlds.SHALLOW | ({} if shallow else writer_worlds.DEEP)
     status = 0
     for name, bounds in worlds.items():
-        if options.world and f"writer: {name}" not in options.world:
+        if only and f"writer: {name}" not in only:
             continue
-        result = search(bounds, options.seconds - time.process_time())
+        result = search(bounds, seconds - time.process_time())
         end = "complete" if result.is_complete else "not complete"
-        print(  # noqa: T201 -- the result
+        click.echo(
             f"writer: {name}: {result.states} states, {result.transitions} "
             f"transitions, depth {result.depth}, {result.rest} at rest, "
-            f"{result.seconds:.0f} s, {end}",
-            flush=True,
+            f"{result.seconds:.0f} s, {end}"
         )
         if result.broken:
-            print(result.explain(), flush=True)  # noqa: T201 -- the result
+            click.echo(result.explain())
             return 1
         if not result.is_complete:
             status = 2
@@ -111,21 +126,19 @@ def compare_driver(states: int) -> bool:
     """
     for name, (kind, bounds) in DRIVEN.items():
         found = compare(kind, bounds, states)
-        print(  # noqa: T201 -- the result
+        click.echo(
             f"driver, {name}: {found.sequences} sequences of at most {found.depth} "
-            f"events: {found.reason or 'agrees'}",
-            flush=True,
+            f"events: {found.reason or 'agrees'}"
         )
         if found.reason is not None:
-            print(*found.events, sep="\n")  # noqa: T201 -- the result
+            click.echo("\n".join(map(str, found.events)))
             return False
     missed = [name for name, bug in BUGS.items() if find(bug).reason is None]
-    print(  # noqa: T201 -- the result
-        f"{len(BUGS) - len(missed)} of {len(BUGS)} deliberate bugs of the driver found",
-        *missed,
-        sep="\nnot found: ",
-        flush=True,
+    click.echo(
+        f"{len(BUGS) - len(missed)} of {len(BUGS)} deliberate bugs of the driver found"
     )
+    for name in missed:
+        click.echo(f"not found: {name}")
     return not missed
 
 
@@ -137,11 +150,11 @@ def compare_reduced(worlds: int) -> bool:
     for name, (kind, bounds) in islice(COMPARED.items(), worlds):
         agrees = agrees_unreduced(kind, bounds, 3600.0)
         end = "the same states" if agrees else "OTHER STATES, or not complete"
-        print(f"without reductions, {name}: {end}", flush=True)  # noqa: T201
+        click.echo(f"without reductions, {name}: {end}")
         if not agrees:
             return False
     return True
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main()
