@@ -30,6 +30,7 @@ from synapse_replication.tcp.protocol import (
     BaseReplicationStreamProtocol,
     ClientReplicationStreamProtocol,
     ServerReplicationStreamProtocol,
+    host_of,
 )
 from synapse_replication.text import outgoing_label
 from synapse_replication.transport.error_text import destination, explain
@@ -84,10 +85,9 @@ class ReplicationStreamProtocolFactory(ServerFactory):
         self, addr: IAddress | None
     ) -> BaseReplicationStreamProtocol | None:
         if len(self.connections) >= self._max_connections and not self._make_room():
-            host = getattr(addr, "host", "a Unix socket")
             self._observer.observe(
                 events.LineRefused(
-                    f"the client {host}",
+                    f"the client {host_of(addr)}",
                     RemoteProtocolError(
                         f"{self._max_connections} peers are already connected, the "
                         "maximum of synapse_replication.direct_tcp.max_connections"

@@ -55,6 +55,17 @@ from synapse_replication.wire.rdata import ReceivedItem
 
 #: The time that a server waits for the end of a client's TLS handshake, in s.
 TLS_HANDSHAKE_TIMEOUT: Final = 10.0
+_UNIX_SOCKET: Final = "a Unix socket"
+
+
+def host_of(address: object) -> str:
+    """Return the host of a client, for messages.
+
+    :param address: the client's address, as its transport states it.
+    """
+    if isinstance(address, (IPv4Address, IPv6Address)):
+        return address.host
+    return _UNIX_SOCKET
 
 
 @attrs.define(eq=False, repr=False, slots=False)
@@ -322,7 +333,7 @@ class ServerReplicationStreamProtocol(BaseReplicationStreamProtocol):
     def client_address(self) -> str:
         peer = self.transport.getPeer()
         if not isinstance(peer, (IPv4Address, IPv6Address)):
-            return "a Unix socket"
+            return _UNIX_SOCKET
         host = f"[{peer.host}]" if isinstance(peer, IPv6Address) else peer.host
         return f"{host}:{peer.port}"
 
@@ -353,7 +364,7 @@ class ServerReplicationStreamProtocol(BaseReplicationStreamProtocol):
 
     def _report_handshake_failure(self, reason: str) -> None:
         assert self.transport is not None
-        host = getattr(self.transport.getPeer(), "host", "a Unix socket")
+        host = host_of(self.transport.getPeer())
         self._observer.observe(
             LineRefused(f"the TLS client {host}", RemoteProtocolError(reason))
         )
