@@ -124,8 +124,8 @@ _OF_SYNAPSE = (
     type=click.FloatRange(min=0, min_open=True),
     metavar="MINUTES",
     help="With --host synapse: run `monitor` beside stock processes for this time, "
-    "with traffic and faults; each alarm must have a cause, and each killed process "
-    "must be named.",
+    "with traffic and faults; each alarm must have a cause, each killed process must "
+    "be named, and the rows that no process received must be counted.",
 )
 @click.option(
     "--costs",
