@@ -32,8 +32,8 @@ _TONES = {
 }
 
 
-#: The tone and the text of the verdict for each standing except those for which
-#: :func:`judge` composes the text.
+#: The tone and the text of the verdict for each standing, unless :func:`judge` composes
+#: another text.
 _VERDICTS = {
     Standing.DUPLICATE_NAME: ("bad", "Two processes have one name"),
     Standing.ROWS_UNANNOUNCED: ("bad", "Committed rows were not announced"),
@@ -90,6 +90,9 @@ def judge(status: model.ProcessStatus) -> PageVerdict:
         count, total = len(status.troubled), len(status.instances)
         text = f"{count} of {counted(total, 'instance')} with a problem"
         return PageVerdict("bad", text)
+    if found.standing is Standing.LIVE and status.instances:
+        # A monitor does not know what the instances receive.
+        return PageVerdict("good", "No problem found")
     tone, text = _VERDICTS[found.standing]
     return PageVerdict(tone, text.format(count=count, streams=streams))
 

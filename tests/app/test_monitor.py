@@ -168,7 +168,8 @@ class MonitorStatusTests(MonitorTestCase):
         self.clock.advance(CUT_OFF_AFTER)
         self.assertEqual(judge(status.snapshot()).text, "No link is up")
         status.observe(LinkUp("redis"))
-        self.assertEqual(judge(status.snapshot()).tone, "good")
+        verdict = judge(status.snapshot())
+        self.assertEqual((verdict.tone, verdict.text), ("good", "No problem found"))
 
     def test_stuck_id(self) -> None:
         """A stuck id is a problem that ``/ready`` names."""
