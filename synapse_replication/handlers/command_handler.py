@@ -270,16 +270,16 @@ class ReplicationCommandHandler(HostCalls):
         asked: commands.ReplicateCommand | None = None
         for item in items:
             if isinstance(item, commands.ReplicateCommand):
-                asked = asked if self._answers.take_excuse(connection) else item
+                asked = asked if self._answers.skip(connection) else item
             else:
                 self._item_handlers.get(type(item), self._handle_command)(link, item)
         if asked is not None:
             # One answer is enough: it is sent after all of them have arrived.
             self._handle_command(link, asked)
 
-    def excuse_request(self, connection: ReplicationConnection) -> None:
+    def skip_next_request(self, connection: ReplicationConnection) -> None:
         """Leave the next REPLICATE unanswered: the extension answers its sender."""
-        self._answers.excuse(connection)
+        self._answers.skip_next(connection)
 
     def should_announce_positions(self) -> bool:
         """Return whether all positions will be announced in a moment.

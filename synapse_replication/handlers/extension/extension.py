@@ -372,7 +372,7 @@ class ReplicationExtension(SendingListener):
                 # This hello was not dropped. This process announces its positions on
                 # each new link.
                 self._replicating.discard(connection)
-                self._handler.excuse_request(connection)
+                self._handler.skip_next_request(connection)
         elif message.type is not MessageType.GOODBYE:
             self._report_duplicate(message, self._where)
             self._contradicted_at = self._clock.seconds()
@@ -552,7 +552,7 @@ class ReplicationExtension(SendingListener):
         )
         is_answered = is_private and hello.replicates and self._has_positions
         if is_answered:
-            self._handler.excuse_request(connection)
+            self._handler.skip_next_request(connection)
         if self._has_stopped or not (self._writes or is_answered):
             return
         asking = (connection, hello.instance_name) if is_private else None

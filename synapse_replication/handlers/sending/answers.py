@@ -14,7 +14,7 @@ from synapse_replication.handlers.sending.command_sender import CommandSender
 #: The shortest interval between two answers on a connection to Redis, in s.
 POSITIONS_INTERVAL = 0.5
 #: How long after a hello its REPLICATE may arrive, in s.
-EXCUSED_FOR = 1.0
+SKIP_FOR = 1.0
 
 
 class PositionAnswers:
@@ -35,27 +35,28 @@ class PositionAnswers:
         self._clock = clock
         self._answered: dict[ReplicationConnection, float] = {}
         self._waiting: dict[ReplicationConnection, DelayedCall] = {}
-        self._excused: dict[ReplicationConnection, int] = {}
-        self._excuse_ends: dict[ReplicationConnection, DelayedCall] = {}
+        #: The number of requests that are left unanswered.
+        self._to_skip: dict[ReplicationConnection, int] = {}
+        self._skip_ends: dict[ReplicationConnection, DelayedCall] = {}
 
-    def excuse(self, connection: ReplicationConnection) -> None:
+    def skip_next(self, connection: ReplicationConnection) -> None:
         """Leave the next request on a connection unanswered."""
-        if connection not in self._excuse_ends:
-            self._excuse_ends[connection] = self._clock.call_later(
-                EXCUSED_FOR, self._end_excuse, connection
+        if connection not in self._skip_ends:
+            self._skip_ends[connection] = self._clock.call_later(
+                SKIP_FOR, self._end_skip, connection
             )
-        self._excused[connection] = self._excused.get(connection, 0) + 1
+        self._to_skip[connection] = self._to_skip.get(connection, 0) + 1
 
-    def take_excuse(self, connection: ReplicationConnection) -> bool:
-        """Return whether a request needs no answer, and count it."""
-        left = self._excused.get(connection, 0)
+    def skip(self, connection: ReplicationConnection) -> bool:
+        """Skip a request if it needs no answer; return whether it is skipped."""
+        left = self._to_skip.get(connection, 0)
         if left:
-            self._excused[connection] = left - 1
+            self._to_skip[connection] = left - 1
         return left > 0
 
-    def _end_excuse(self, connection: ReplicationConnection) -> None:
-        del self._excuse_ends[connection]
-        if self._excused.pop(connection, 0):
+    def _end_skip(self, connection: ReplicationConnection) -> None:
+        del self._skip_ends[connection]
+        if self._to_skip.pop(connection, 0):
             self.answer(connection)
 
     def answer(self, connection: ReplicationConnection) -> None:
@@ -89,8 +90,8 @@ class PositionAnswers:
     def forget(self, connection: ReplicationConnection) -> None:
         """Drop the answers that wait for a connection, which was lost."""
         self._answered.pop(connection, None)
-        self._excused.pop(connection, None)
-        for calls in (self._waiting, self._excuse_ends):
+        self._to_skip.pop(connection, None)
+        for calls in (self._waiting, self._skip_ends):
             waiting = calls.pop(connection, None)
             if waiting is not None:
                 waiting.cancel()
