@@ -16,7 +16,7 @@ from synapse_replication.config.unix_sockets import UnixSocketEndpoint
 from synapse_replication.errors import ConfigError
 from synapse_replication.redis.options import CONNECT_TIMEOUT
 from synapse_replication.transport.host_names import checked_host, checked_socket_path
-from synapse_replication.transport.hosts import host_endpoint
+from synapse_replication.transport.resolving import host_endpoint
 from synapse_replication.transport.tls import TlsConfig
 
 #: Exceptions of Twisted's parsers: a RuntimeError for a description that ends in a

@@ -30,7 +30,7 @@ from synapse_replication.redis.fencing import PublisherName
 from synapse_replication.redis.sender import RedisSender
 from synapse_replication.redis.sender_protocol import SenderFactory
 from synapse_replication.redis.subscriber import CommandPublisher, SubscriberFactory
-from synapse_replication.transport.hosts import connect_to_host
+from synapse_replication.transport.resolving import connect_to_host
 
 #: The timeout for connecting, in s.
 _CONNECT_TIMEOUT = 30.0

@@ -43,7 +43,7 @@ from synapse_replication.errors import ResponseTooLargeError
 from synapse_replication.http.location import InstanceLocation
 from synapse_replication.streams.rows import count_values
 from synapse_replication.transport.host_names import needs_resolving
-from synapse_replication.transport.hosts import host_endpoint
+from synapse_replication.transport.resolving import host_endpoint
 from synapse_replication.transport.tls import TlsConfig
 
 #: Time limit of connecting, in s.

@@ -18,7 +18,7 @@ from synapse_replication.transport.host_names import (
     checked_socket_path,
     host_port,
 )
-from synapse_replication.transport.hosts import connect_to_host
+from synapse_replication.transport.resolving import connect_to_host
 from synapse_replication.transport.tls import TlsConfig
 
 #: The default time limit of connecting, in s.

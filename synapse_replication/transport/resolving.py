@@ -1,8 +1,9 @@
-"""Host names and addresses as deployments have them: with ``_``, IPv6, AAAA only.
+"""Connections to host names and addresses as deployments have them.
 
 Twisted's ``connectTCP`` resolves IPv4 addresses only, and its ``HostnameEndpoint``
 rejects names with ``_``, which Docker Compose gives to containers.
-:class:`ResolvingConnector` and :func:`host_endpoint` connect to all of them.
+:class:`ResolvingConnector` and :func:`host_endpoint` connect to all of them, and to
+names that have IPv6 addresses only.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from synapse_replication.transport.host_names import (
     checked_socket_path,
     host_port,
 )
-from synapse_replication.transport.hosts import (
+from synapse_replication.transport.resolving import (
     ResolvingConnector,
     connect_to_host,
     host_endpoint,
