@@ -402,16 +402,18 @@ class Replication(Service):
                 self._stops.add(f"closing {type(each).__name__}", each.close)
 
     def _make_handler(self) -> ReplicationCommandHandler:
-        config = self._options
-        options = self._wiring.handler_options(
+        options = self._options
+        handler_options = self._wiring.handler_options(
             self._client.get_backlog,
-            expects_links=config.has_links,
+            expects_links=options.has_links,
             writers=DeclaredWriters(
-                {**config.writers, **self.host.streams.writers},
-                [MAIN_INSTANCE, config.instance_name, *config.instances],
+                {**options.writers, **self.host.streams.writers},
+                [MAIN_INSTANCE, options.instance_name, *options.instances],
             ),
         )
-        return ReplicationCommandHandler(self.host, self._observer, options=options)
+        return ReplicationCommandHandler(
+            self.host, self._observer, options=handler_options
+        )
 
     async def _open_links(self, channels: tuple[str, ...]) -> None:
         options = self._options
