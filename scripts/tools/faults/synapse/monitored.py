@@ -72,8 +72,8 @@ class Alarm:
     end: float
 
     def __str__(self) -> str:
-        clock = time.strftime("%H:%M:%S", time.localtime(self.begin))
-        return f"{clock}, {self.end - self.begin:.0f} s: {self.about}: {self.text}"
+        begin, seconds = _clock_time(self.begin), self.end - self.begin
+        return f"{begin}, {seconds:.0f} s: {self.about}: {self.text}"
 
 
 def read_alarms(status: Any) -> dict[str, str]:
@@ -159,13 +159,25 @@ def find_wrong_counts(
         if not any(start <= row.at <= end for start, end in unverified)
     )
     most = Counter((row.stream, row.writer) for row in late)
-    return [
-        f"{stream} of {writer}: {counts.get(key, 0)} rows counted, and {least[key]} to "
-        f"{most[key]} reached no process in time"
-        for key in sorted({*counts, *least})
-        for stream, writer in [key]
-        if not least[key] <= counts.get(key, 0) <= most[key]
-    ]
+    wrong = []
+    for key in sorted({*counts, *least}):
+        count = counts.get(key, 0)
+        if not least[key] <= count <= most[key]:
+            tokens = ", ".join(
+                f"{row.token} at {_clock_time(row.at)}"
+                for row in late
+                if (row.stream, row.writer) == key
+            )
+            wrong.append(
+                f"{key[0]} of {key[1]}: {count} rows counted, and {least[key]} to "
+                f"{most[key]} reached no process in time: {tokens or 'none'}"
+            )
+    return wrong
+
+
+def _clock_time(moment: float) -> str:
+    """Return the time of day of a moment, in UTC."""
+    return time.strftime("%H:%M:%S", time.gmtime(moment))
 
 
 class Watch:

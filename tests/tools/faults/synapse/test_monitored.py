@@ -116,11 +116,17 @@ class CountsTests(SynchronousTestCase):
         self.assertEqual(self.wrong(2, events=2, receipts=1), [])
         self.assertEqual(
             self.wrong(2, events=2, receipts=2),
-            ["receipts of w1: 2 rows counted, and 0 to 1 reached no process in time"],
+            [
+                "receipts of w1: 2 rows counted, and 0 to 1 reached no process in "
+                "time: 9 at 00:03:20"
+            ],
         )
         self.assertEqual(
             self.wrong(2, events=1),
-            ["events of p1: 1 rows counted, and 2 to 2 reached no process in time"],
+            [
+                "events of p1: 1 rows counted, and 2 to 2 reached no process in time: "
+                "5 at 00:01:40, 6 at 00:03:20"
+            ],
         )
         self.assertEqual(len(self.wrong(3, events=2)), 1)
 
