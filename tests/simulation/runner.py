@@ -254,9 +254,13 @@ class Run:
         for _, stream, writer in list(self._faults.unread):
             cluster.write(writer, stream, 1)
         self._faults.unread.clear()
-        # Like an operator, follow the runbook for a reader that is ahead of its writer.
+        # Like an operator, follow the runbook for a reader that is ahead of its writer,
+        # unless a slower link only showed an earlier position: no alert fires for that.
         for process in cluster.processes.values():
             for (stream, writer), position in process.watcher.ahead.items():
+                own = cluster.processes.get(writer)
+                if own and own.is_up and own.position(stream, writer) >= position:
+                    continue
                 cluster.database.set_sequence(f"{stream}_seq", position)
                 cluster.counts.repairs += 1
                 lied_about.add((stream, writer))
