@@ -101,6 +101,7 @@ class Reader:
     :ivar late: discarded tokens that the reader passed, and whose rows must still be
         delivered.
     :ivar found: each writer's greatest committed token when this epoch began.
+    :ivar began: the positions when this epoch began.
     :ivar excused: tokens that are no longer owed: their rows may be delivered, but need
         not be.
     :ivar starts: the number of the writer's starts when the position last moved back;
@@ -124,6 +125,7 @@ class Reader:
     owed: dict[_Key, set[int]] = attrs.Factory(dict)
     late: dict[_Key, set[int]] = attrs.Factory(dict)
     found: dict[_Key, int] = attrs.Factory(dict)
+    began: dict[_Key, int] = attrs.Factory(dict)
     excused: dict[_Key, set[int]] = attrs.Factory(dict)
     starts: dict[_Key, int] = attrs.Factory(dict)
     left: dict[str, int] = attrs.Factory(dict)
@@ -361,8 +363,11 @@ class Ledger:
                 self.excused_rows += 1
                 return
             reader.late.setdefault(key, set()).add(token)
-        elif token in self._late.get(key, ()):
-            # The reader may have restarted, or lost its link, meanwhile.
+        elif token in self._late.get(key, ()) or (
+            reader.name in self.on_standby and token <= reader.began.get(key, 0)
+        ):
+            # The reader may have restarted, or lost its link, meanwhile. One that reads
+            # a standby cannot compare its position with the sequence when it starts.
             self.excused_rows += 1
             reader.excused.setdefault(key, set()).add(token)
         elif token <= reader.delivered.get(key, 0):
@@ -398,6 +403,7 @@ class Ledger:
             rows across a crash; otherwise ``None``.
         """
         reader = self.readers[name] = Reader(name, dict(positions))
+        reader.began = dict(positions)
         self._starts[name] += 1
         self._epochs[name] = epoch
         for key in positions:

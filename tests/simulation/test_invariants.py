@@ -127,6 +127,16 @@ class LedgerTests(SynchronousTestCase):
         self.ledger.committed("events", "w", 10, [(10, "k")])
         self.assertIn("got 10 and not None", self.refused(self.deliver, 10, 10))
 
+    def test_final_on_standby(self) -> None:
+        """On a standby, a false position is final for a reader that starts at it."""
+        self.ledger.on_standby.add("s")
+        for name, is_owed in ("r", True), ("s", False):
+            self.ledger.doubted.add((name, "events", "w"))
+            reader = self.ledger.begin_epoch(name, {("events", "w"): 10}, None)
+            self.ledger.committed("events", "w", 7 + is_owed, [(7, "k")])
+            self.assertEqual(bool(reader.owed), is_owed)
+            self.ledger.end_epoch(name)
+
     def test_in_memory(self) -> None:
         """
         A stream in memory keeps the newest row of each key, and may be reset, openly or
