@@ -88,6 +88,8 @@ class DeploymentTestCase(SynchronousTestCase):
         self.folder = Path(tempfile.mkdtemp(prefix="replication-"))
         self.addCleanup(shutil.rmtree, self.folder)
         self.socket = self.folder / "main.sock"
+        self._journal: list[dict[str, Any]] = []
+        self._journal_bytes = 0
         self.dsn = dsn = shared_postgres().new_database()
         with contextlib.closing(psycopg2.connect(dsn)) as connection:
             connection.cursor().execute(_SCHEMA)
@@ -244,9 +246,13 @@ class DeploymentTestCase(SynchronousTestCase):
         path = self.folder / "journal.jsonl"
         if not path.exists():
             return []
-        lines = path.read_bytes().splitlines(keepends=True)
-        entries = [json.loads(line) for line in lines if line.endswith(b"\n")]
-        return [e for e in entries if e["stream"] == stream and e["rows"]]
+        with path.open("rb") as file:
+            file.seek(self._journal_bytes)
+            for line in file:
+                if line.endswith(b"\n"):
+                    self._journal_bytes += len(line)
+                    self._journal.append(json.loads(line))
+        return [e for e in self._journal if e["stream"] == stream and e["rows"]]
 
     def wait_for_rows(self, upto: int) -> None:
         for stream in ("notes", "typing"):

@@ -14,8 +14,12 @@ from pathlib import Path
 import attrs
 from twisted.internet import reactor  # noqa: TID251
 from twisted.internet.defer import Deferred
+from twisted.internet.task import deferLater
 
 from synapse_replication import api
+
+#: The time between two writes, so that the writer does not take all of a core.
+_PAUSE_SECONDS = 0.01
 
 NOTES = api.TableStream(
     name="notes",
@@ -95,6 +99,7 @@ def make_service(options: Options) -> api.Replication:
         try:
             while True:
                 await write()
+                await deferLater(reactor, _PAUSE_SECONDS)
         except api.ReplicationError as error:
             refused.append(type(error).__name__)
             Path(options.refused).write_text(json.dumps(refused))

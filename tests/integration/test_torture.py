@@ -25,7 +25,7 @@ from synapse_replication.storage.database import connect
 from synapse_replication.testing.servers import PrivatePostgres, shared_redis
 from tests.support.forks import ForkedProcess, fork
 
-_SECONDS = float(os.environ.get("TORTURE_SECONDS", "12"))
+_SECONDS = float(os.environ.get("TORTURE_SECONDS", "6"))
 _SEED = int(os.environ.get("TORTURE_SEED", "1"))
 
 #: Number of blocks in which a writer allocates ids concurrently.

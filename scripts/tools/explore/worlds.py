@@ -41,7 +41,7 @@ def _bounds(
 SHALLOW: Mapping[str, tuple[Kind, Bounds]] = {
     "database, stored positions": (Kind.DATABASE, _bounds(1, 1, 1, stored=True)),
     "database, lie": (Kind.DATABASE, Bounds(ids=1, links=1, lies=1)),
-    "standby, lie": (Kind.STANDBY, Bounds(ids=1, links=1, lies=1)),
+    "standby, one id": (Kind.STANDBY, Bounds(ids=1, links=1)),
     "stock memory": (Kind.STOCK_MEMORY, _bounds(2, 1, 1)),
     "database, two links": (Kind.DATABASE, Bounds(ids=2, links=2)),
     "database": (Kind.DATABASE, _bounds(2, 1, 1, removals=1)),
@@ -67,6 +67,7 @@ COMPARED: Mapping[str, tuple[Kind, Bounds]] = {
 
 #: The worlds that ``scripts/explore`` explores as well, about the smallest first.
 DEEP: Mapping[str, tuple[Kind, Bounds]] = {
+    "standby, lie": (Kind.STANDBY, Bounds(ids=1, links=1, lies=1)),
     "standby": (Kind.STANDBY, _bounds(2, 1, 1)),
     "standby, lie, all faults": (Kind.STANDBY, _bounds(1, 1, 1, lies=1)),
     "standby, two links": (Kind.STANDBY, Bounds(ids=1, links=2, breaks=1)),
@@ -106,5 +107,6 @@ DEEP: Mapping[str, tuple[Kind, Bounds]] = {
 #: The worlds with whose first states the driver of the package is compared.
 DRIVEN: Mapping[str, tuple[Kind, Bounds]] = {
     **SHALLOW,
+    "standby, lie": DEEP["standby, lie"],
     "claims, one id": DEEP["claims, one id"],
 }
