@@ -28,7 +28,9 @@ def processes_that_name(text: str) -> list[str]:
     return found
 
 
-class DemoTests(SynchronousTestCase):
+class DemoCase(SynchronousTestCase):
+    """A test that runs the demonstration, with temporary files of its own."""
+
     def setUp(self) -> None:
         # Do not use trial's folder: the private PostgreSQL runs as another user, which
         # must have access to the folder.
@@ -51,6 +53,14 @@ class DemoTests(SynchronousTestCase):
         self.assert_nothing_left()
         return output
 
+    def assert_nothing_left(self) -> None:
+        self.assertEqual(os.listdir(self.folder), [])
+        self.assertEqual(processes_that_name(self.folder), [])
+
+
+class DemoTests(DemoCase):
+    """Tests with Redis; :mod:`tests.external.long.test_demo` uses direct TCP."""
+
     def test_useless_recording(self) -> None:
         """A recording without rows of the demonstration is an error of the option."""
         path = Path(self.folder, "x.jsonl")
@@ -64,10 +74,6 @@ class DemoTests(SynchronousTestCase):
         self.assertEqual(done.returncode, 2)
         self.assertIn(f"{path}: the recording has no rows", done.stderr.decode())
 
-    def assert_nothing_left(self) -> None:
-        self.assertEqual(os.listdir(self.folder), [])
-        self.assertEqual(processes_that_name(self.folder), [])
-
     def test_redis_with_faults(self) -> None:
         """
         A reader is killed and Redis is restarted; each row is delivered exactly once.
@@ -76,12 +82,6 @@ class DemoTests(SynchronousTestCase):
         self.assertIn("Killing reader1", output)
         self.assertIn("Restarting Redis", output)
         self.assertIn("No row is missing, duplicated or out of order", output)
-
-    def test_direct_tcp(self) -> None:
-        """With direct TCP, the demo runs without Redis."""
-        output = self.demo("--transport", "tcp")
-        self.assertIn("Killing reader1", output)
-        self.assertNotIn("Redis", output)
 
     def test_interrupted(self) -> None:
         """SIGINT during the run stops all processes and leaves no file behind."""

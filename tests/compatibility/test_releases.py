@@ -7,8 +7,8 @@ import io
 import json
 import shutil
 import tarfile
-import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +19,11 @@ from typing_extensions import override
 
 from synapse_replication.cli.main import cli
 from synapse_replication.demo.check import WriterTally, compare
-from synapse_replication.demo.course import Tail
 from synapse_replication.demo.deployment import (
     READERS,
     WRITERS,
     DemoPlan,
     Deployment,
-    wait_until_ready,
 )
 from synapse_replication.demo.script import STREAMS
 from synapse_replication.pipeline.archive.job import (
@@ -39,18 +37,19 @@ from synapse_replication.streams.standard.registry import MAIN_INSTANCE
 from synapse_replication.wire.extension import encode_message, parse_message
 from tests.compatibility.record import FOLDER, RATE, ROWS
 from tests.pipeline.archives import keys_of
+from tests.pipeline.shared_session import shared_session
 
-#: The time within which the readers must have all rows, in s.
-PATIENCE = 60.0
-_RELEASES = sorted(Path(__file__).parent.glob("*.tar.xz"))
+#: The files of each release.
+RELEASES = sorted(Path(__file__).parent.glob("*.tar.xz"))
 
 
-class _Continued(Deployment):
+class ContinuedDeployment(Deployment):
     """A deployment with the files of another one, at new addresses."""
 
     def __init__(self, files: Path) -> None:
         super().__init__(DemoPlan(shipped_recording(), ROWS, RATE, use_redis=True))
         self._files = files
+        self.archive = files / "archive"
         for name in READERS:
             shutil.copy(files / self.journal_of(name).name, self.directory)
         # The first reader has stopped long before the others.
@@ -94,6 +93,27 @@ class _Continued(Deployment):
             connection.cursor().execute((self._files / "database.sql").read_text())
             connection.commit()
 
+    def add_row(self, name: str, writer: str) -> None:
+        """Write the last row of a writer once more, with the next id."""
+        stream = STREAMS[name]
+        with contextlib.closing(psycopg2.connect(self._dsn)) as connection:
+            cursor = connection.cursor()
+            cursor.execute(
+                f"INSERT INTO {stream.table} SELECT (jsonb_populate_record("
+                f"last, jsonb_build_object('stream_id', nextval('{stream.sequence}')))"
+                f").* FROM {stream.table} AS last WHERE instance_name = %s "
+                "ORDER BY stream_id DESC LIMIT 1 RETURNING stream_id",
+                (writer,),
+            )
+            ((token,),) = cursor.fetchall()
+            cursor.execute(
+                "UPDATE stream_positions SET stream_id = %s "
+                "WHERE stream_name = %s AND instance_name = %s",
+                (token, name, writer),
+            )
+            assert cursor.rowcount == 1
+            connection.commit()
+
     def tallies(self) -> list[WriterTally]:
         """Compare the rows of the tables, and the new rows in memory, with journals."""
         found = []
@@ -116,7 +136,9 @@ class _Continued(Deployment):
         return found
 
 
-class ReleaseTests(SynchronousTestCase):
+class ReleaseCase(SynchronousTestCase):
+    """A test of a deployment that has the files of a release."""
+
     def unpack(self, release: Path) -> Path:
         """Unpack the files of a release."""
         folder = Path(self.mktemp()).absolute()
@@ -128,66 +150,18 @@ class ReleaseTests(SynchronousTestCase):
             archive.extractall(folder)
         return folder
 
-    def test_there_are_releases(self) -> None:
-        """The files of at least one release are here."""
-        self.assertIn("0.1.0.tar.xz", [path.name for path in _RELEASES])
-
-    def test_continued(self) -> None:
-        """
-        Configuration, journals, stored positions and archive of each release are
-        continued: each row of the release and of this tree arrives once, in order.
-        """
-        for release in _RELEASES:
-            with self.subTest(release.name):
-                self._continue(self.unpack(release))
-
-    def _continue(self, files: Path) -> None:
-        deployment = _Continued(files)
+    @contextlib.contextmanager
+    def continued(self, release: Path) -> Iterator[ContinuedDeployment]:
+        """Start the servers of a deployment with the files of a release."""
+        deployment = ContinuedDeployment(self.unpack(release))
         try:
             deployment.start_servers()
-            before = {
-                (stream.name, writer): len(deployment.written_rows(stream, writer))
-                for stream in STREAMS.values()
-                if not stream.in_memory
-                for writer in set(stream.writers.values())
-            }
-            self.assertGreater(sum(before.values()), ROWS // 2)
-            self._run_processes(deployment)
-            for tally in deployment.tallies():
-                self.assertGreater(
-                    tally.written,
-                    before.get((tally.stream_name, tally.instance_name), 0),
-                )
-            self._archive(deployment, files / "archive")
+            yield deployment
         finally:
             deployment.close()
 
-    def _run_processes(self, deployment: _Continued) -> None:
-        for name in deployment.processes:
-            options = deployment.configuration_of(name)
-            checked = CliRunner().invoke(cli, ["check-config", *options])
-            self.assertEqual(checked.exit_code, 0, checked.output)
-        deployment.start_processes()
-        wait_until_ready(deployment.processes.values())
-        deployment.let_writers_begin()
-        logs = [Tail(deployment.log_of(name)) for name in WRITERS]
-        deadline = time.monotonic() + PATIENCE
-        while not (
-            all(log.finished for log in logs)
-            and all(tally.is_good for tally in deployment.tallies())
-        ):
-            for process in deployment.processes.values():
-                process.check()
-            if time.monotonic() > deadline:
-                bad = [tally for tally in deployment.tallies() if not tally.is_good]
-                self.fail(f"rows are missing, or came twice: {bad}")
-            time.sleep(0.2)
-            for log in logs:
-                log.read_new_lines()
-        stopped = deployment.stop_processes()
-        self.assertEqual(set(stopped.values()), {0}, stopped)
-
-    def _archive(self, deployment: _Continued, archive: Path) -> None:
+    def check_archive(self, deployment: ContinuedDeployment) -> None:
+        """Check that the archive of a release is continued up to the last row."""
         keys = [
             (stream.name, writer, token)
             for stream in STREAMS.values()
@@ -195,21 +169,48 @@ class ReleaseTests(SynchronousTestCase):
             for writer in set(stream.writers.values())
             for token, _ in deployment.written_rows(stream, writer)
         ]
-        before = Counter(keys_of(archive))
+        before = Counter(keys_of(deployment.archive))
         self.assertGreater(before.total(), 0)
         self.assertLess(before.total(), len(keys))
         files = deployment.configuration_of(MAIN_INSTANCE)[1::2]
         run_archive(
             ArchiveSettings(
-                str(archive), PipelineSettings.of_config(files), [], once=True
+                str(deployment.archive),
+                PipelineSettings.of_config(files),
+                [],
+                once=True,
             ),
             ArchiveProgress(io.StringIO()),
         )
-        self.assertEqual(Counter(keys_of(archive)), Counter(keys))
+        self.assertEqual(Counter(keys_of(deployment.archive)), Counter(keys))
+
+
+class ReleaseTests(ReleaseCase):
+    """Tests without processes; :mod:`tests.external.long.test_releases` starts them."""
+
+    def test_there_are_releases(self) -> None:
+        """The files of at least one release are here."""
+        self.assertIn("0.1.0.tar.xz", [path.name for path in RELEASES])
+
+    def test_files(self) -> None:
+        """Configuration, stored rows and archive of each release are understood.
+
+        The archive gets the rows of the database that it lacks, and each row once.
+        """
+        # The job uses the session that is running.
+        shared_session()
+        for release in RELEASES:
+            with self.subTest(release.name), self.continued(release) as deployment:
+                for name in deployment.processes:
+                    options = deployment.configuration_of(name)
+                    checked = CliRunner().invoke(cli, ["check-config", *options])
+                    self.assertEqual(checked.exit_code, 0, checked.output)
+                deployment.add_row("events", "event_writer1")
+                self.check_archive(deployment)
 
     def test_messages(self) -> None:
         """The messages of each process of each release are understood."""
-        for release in _RELEASES:
+        for release in RELEASES:
             text = (self.unpack(release) / "extension.jsonl").read_text()
             messages = [parse_message(line.encode()) for line in text.splitlines()]
             self.assertEqual(
