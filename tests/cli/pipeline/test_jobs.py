@@ -15,7 +15,6 @@ from synapse_replication.cli.pipeline import pipeline_command
 from tests.pipeline.audits import (
     artificial_database,
     healthy_lines,
-    problems_of,
     write_recording,
 )
 from tests.pipeline.shared_session import shared_session
@@ -62,8 +61,8 @@ class JobsTests(SynchronousTestCase):
 
     def test_recording_in_the_archive_and_given(self) -> None:
         """
-        A recording that is archived and also passed as an option is counted once, in an
-        audit, in a report, and in the report's own audit.
+        A recording that is archived and also passed as an option is counted once, in a
+        report and in its audit, which is that of the command ``audit``.
         """
         archive = self.folder / "archive"
         archived = self.run_job(
@@ -73,18 +72,13 @@ class JobsTests(SynchronousTestCase):
         self.assertEqual(archived.exit_code, 0, archived.output)
         given = ("--archive", archive, "--recording", self.recording)
 
-        audit = self.run_job("audit", "--json", *given)
         report = self.page("report", *given)
 
-        self.assertEqual(audit.exit_code, 0, audit.output)
-        self.assertEqual(
-            {key: found["count"] for key, found in problems_of(audit).items()},
-            {("row_twice_on_wire", "push_rules"): 1},
-        )
         rdata = sum(line.startswith("RDATA") for line in self.lines)
         self.assertIn(f" RDATA {rdata} ", report)
         self.assertIn(f" POSITION {len(self.lines) - rdata} ", report)
         self.assertIn("The audit found 1 warning", report)
+        self.assertIn("row twice on wire push_rules master 3 1 ", report)
 
     def test_secrets(self) -> None:
         """Passwords and keys are not in any output, file, error or command line."""
