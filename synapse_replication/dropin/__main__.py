@@ -13,6 +13,7 @@ nothing is started.
 from __future__ import annotations
 
 import importlib
+import linecache
 import runpy
 import sys
 from collections.abc import Sequence
@@ -37,6 +38,9 @@ def main() -> NoReturn:
         for line in [*str(error).splitlines(), "nothing was started"]:
             sys.stderr.write(f"synapse-replication exec: {line}\n")
         sys.exit(2)
+    # attrs stores the text of each method that it generates, for debuggers. What is
+    # freed now, 1.4 MiB, is used for the modules that Synapse loads.
+    linecache.clearcache()
     sys.argv = [module, *arguments]
     # run_module() replaces __main__ in sys.modules, so store the present __main__ under
     # a second name. Otherwise, inspect.stack() would search all modules for the file of
