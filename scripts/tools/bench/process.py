@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -101,11 +102,14 @@ def measure_process(
 
 
 def _load(root: Path, *arguments: str) -> dict[str, Any]:
+    # Otherwise, each process would compile the modules, and measure that, too.
+    environ = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     done = subprocess.run(
         [sys.executable, "-c", _LOAD, *arguments],
         capture_output=True,
         check=False,
         cwd=root,
+        env=environ,
     )
     if done.returncode:
         raise BenchError(done.stderr.decode("utf-8", "replace")[-2000:])
