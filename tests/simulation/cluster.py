@@ -192,7 +192,7 @@ class Cluster:
         """Let a suspended process run on."""
         if process.reactor.is_suspended:
             self.trace(f"the replaced {process.name} resumes")
-            self.ledger.resumed.add(process.name)
+            self.ledger.resumed[process.name] += 1
             process.reactor.resume()
 
     def leave(self, process: Process) -> None:

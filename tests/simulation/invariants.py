@@ -106,6 +106,8 @@ class Reader:
         not be.
     :ivar starts: the number of the writer's starts when the position last moved back;
         except for idempotent streams, also when this epoch began.
+    :ivar resumed: the number of the writer's processes that had resumed when the
+        position last moved back.
     :ivar left: the writer's epoch of the view that the last move back emptied.
     :ivar epoch_of: returns the number of a writer's epoch, if the reader knows it.
     :ivar unsure: the (stream, writer) pairs whose epoch it did not know when one of its
@@ -128,6 +130,7 @@ class Reader:
     began: dict[_Key, int] = attrs.Factory(dict)
     excused: dict[_Key, set[int]] = attrs.Factory(dict)
     starts: dict[_Key, int] = attrs.Factory(dict)
+    resumed: dict[_Key, int] = attrs.Factory(dict)
     left: dict[str, int] = attrs.Factory(dict)
     epoch_of: Callable[[str], int | None] = lambda _: None
     unsure: set[_Key] = attrs.Factory(set)
@@ -142,8 +145,8 @@ class Ledger:
     :param trace: called with a text for each event.
     :ivar on_standby: the readers whose database is a standby. They are not given the
         discarded rows of an idempotent stream, which has no stored positions.
-    :ivar resumed: the writers of which a process resumed after it had been replaced. It
-        may state its last position, and repeat rows in memory, before it ends.
+    :ivar resumed: how often a process of a writer resumed after it had been replaced.
+        It may state its last position, and repeat rows in memory, before it ends.
     :ivar violations: the texts of all violations, even of those that a caller caught.
     :ivar committed_rows: the number of committed rows.
     :ivar applied_rows: the number of delivered rows, summed over all processes.
@@ -173,7 +176,7 @@ class Ledger:
         self._starts: Counter[str] = Counter()
         self._epochs: dict[str, int] = {}
         self.on_standby: set[str] = set()
-        self.resumed: set[str] = set()
+        self.resumed: Counter[str] = Counter()
         self.violations: list[str] = []
         self.committed_rows = 0
         self.applied_rows = 0
@@ -599,7 +602,11 @@ class Ledger:
         has_started = may_restart and starts != reader.starts.get(key, 0)
         known = reader.epoch_of(writer) if stream in self._in_memory else None
         is_unsure = key in reader.unsure and known is not None
-        follows_replaced = writer in self.resumed and known not in (None, current)
+        # It may have heard of an earlier epoch, and then again of the current one.
+        resumed = self.resumed[writer]
+        follows_replaced = resumed > 0 and (
+            known not in (None, current) or resumed != reader.resumed.get(key, 0)
+        )
         reader.unsure.discard(key)
         may_be_late = (
             reader.positions.get(key, 0) < reader.severed.pop(key, 0) and known is None
@@ -614,6 +621,7 @@ class Ledger:
         ):
             # With an earlier epoch, it has not learned of the last start yet.
             reader.starts[key] = starts - (known not in (None, current))
+            reader.resumed[key] = resumed
             return
         if may_be_late:
             self.excused_resets += 1

@@ -170,7 +170,7 @@ class LedgerTests(SynchronousTestCase):
 
     def test_resumed_writer_in_memory(self) -> None:
         """A replaced process that resumes may repeat rows if it states no epoch."""
-        self.ledger.resumed.add("w")
+        self.ledger.resumed["w"] += 1
         self.repeat_earlier_epoch()
         self.assertEqual(self.reader.views["typing"], {"k": 7})
         self.assertEqual(self.reader.hidden_resets, {"typing"})
@@ -235,7 +235,7 @@ class LedgerTests(SynchronousTestCase):
         self.ledger.begin_epoch("w", {}, None, 1)
         self.ledger.begin_epoch("w", {}, None, 2)
         self.reader = self.ledger.begin_epoch("r", {("typing", "w"): 0}, None, 3)
-        self.ledger.resumed.add("w")
+        self.ledger.resumed["w"] += 1
         for epoch in (1, 2):
             self.reader.epoch_of = lambda _, known=epoch: known  # type: ignore[misc]
             self.move_back("typing", 7, 0, epoch=3 - epoch)
