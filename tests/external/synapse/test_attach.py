@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.streams.standard.registry import STANDARD_STREAMS
+from synapse_replication.streams.standard.registry import DEFAULT_STREAMS
 from synapse_replication.testing.servers import PrivateRedis
 from tests.external import skip_reason
 from tests.external.synapse.real import (
@@ -112,7 +112,7 @@ class AttachTests(SynchronousTestCase):
     def _unannounced(self) -> set[str]:
         self._check_processes()
         return (
-            set(STANDARD_STREAMS)
+            set(DEFAULT_STREAMS)
             # Streams that not every deployment or version has.
             - {"federation", "profile_updates", "quarantined_media", "sticky_events"}
             - {stream for stream, _ in self._followed_positions()}
