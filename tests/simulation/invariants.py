@@ -473,6 +473,7 @@ class Ledger:
             reader.received_from.add(key)
         if stream in self._idempotent:
             reader.applied.setdefault(key, set()).add(token)
+            reader.owed.get(key, set()).discard(token)
             if token > position:
                 self._passes(reader, key, token)
             return

@@ -127,6 +127,18 @@ class LedgerTests(SynchronousTestCase):
         self.ledger.committed("events", "w", 10, [(10, "k")])
         self.assertIn("got 10 and not None", self.refused(self.deliver, 10, 10))
 
+    def test_hidden_in_idempotent_stream(self) -> None:
+        """A row that a false position hid is no longer owed once it is delivered."""
+        key = "caches", "w"
+        self.ledger.doubted.add(("r", *key))
+        self.ledger.committed(*key, 2, [(2, "k")])
+        self.ledger.delivered(self.reader, *key, 2, _rows(2))
+        self.ledger.position(self.reader, *key, 7)
+        self.ledger.committed(*key, 7, [(7, "k")])
+        self.assertIn(7, self.reader.owed[key])
+        self.ledger.delivered(self.reader, *key, 7, _rows(7))
+        self.assertNotIn(7, self.reader.owed[key])
+
     def test_final_on_standby(self) -> None:
         """On a standby, a false position is final for a reader that starts at it."""
         self.ledger.on_standby.add("s")
