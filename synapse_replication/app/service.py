@@ -12,6 +12,7 @@ step takes at most
 
 from __future__ import annotations
 
+import enum
 import random
 import secrets
 import sys
@@ -86,6 +87,20 @@ if TYPE_CHECKING:
 CLOSING = "closing the streams"
 
 
+class ServiceState(enum.Enum):
+    """How far a :class:`Replication` is; it only advances."""
+
+    CREATED = enum.auto()
+    #: Started, but the reactor does not run yet.
+    WAITING_FOR_REACTOR = enum.auto()
+    STARTING = enum.auto()
+    UP = enum.auto()
+    #: The start has failed, and everything that was started has been stopped.
+    FAILED = enum.auto()
+    STOPPING = enum.auto()
+    STOPPED = enum.auto()
+
+
 class Replication(Service):
     """Replication in one process, as a Twisted service.
 
@@ -153,10 +168,10 @@ class Replication(Service):
         self.services = MultiService()  # type: ignore[no-untyped-call]
         self.started: Deferred[None] = Deferred()
         self.lost: Deferred[None] = Deferred()
-        self._starting: Deferred[None] | None = None
-        self._began = self._is_up = False
+        self._state = ServiceState.CREATED
+        #: Whether the start succeeded; exists from STARTING on.
+        self._starting: Deferred[bool]
         self._stop_waiters = Waiters()
-        self._is_stopping = self._has_stopped = False
         #: The streams whose received rows were not delivered when a stop gave up.
         self._undelivered: list[str] = []
         #: The work that a stop did not finish, for the exit status; empty if none.
@@ -256,21 +271,21 @@ class Replication(Service):
     def startService(self) -> None:
         """Start the service as soon as the reactor runs.
 
-        :raises LocalProtocolError: if it was started before.
+        :raises LocalProtocolError: if it was started or stopped before.
         """
-        if self._began:
+        if self._state is not ServiceState.CREATED:
             raise LocalProtocolError(
                 "a Replication can be started only once; create a new one"
             )
-        self._began = True
+        self._state = ServiceState.WAITING_FOR_REACTOR
         super().startService()  # type: ignore[no-untyped-call]
         # A callback of the result may stop the reactor, which must therefore run.
         self._reactor.callWhenRunning(self._start_now)
 
     def _start_now(self) -> None:
-        if self.running:
+        if self._state is ServiceState.WAITING_FOR_REACTOR:
+            self._state = ServiceState.STARTING
             self._starting = Deferred.fromCoroutine(self._start_or_clean_up())
-            self._starting.chainDeferred(self.started)
 
     @override
     def stopService(self) -> Deferred[None]:
@@ -284,15 +299,15 @@ class Replication(Service):
         """
         super().stopService()  # type: ignore[no-untyped-call]
         waiting = self._stop_waiters.add()
-        if not self._is_stopping:
-            self._is_stopping = True
-            Deferred.fromCoroutine(self._stop()).addBoth(self._stopped)
-        elif self._has_stopped:
-            self._stopped(None)
+        if self._state is ServiceState.STOPPED:
+            self._stop_waiters.fire()
+        elif self._state is not ServiceState.STOPPING:
+            reached, self._state = self._state, ServiceState.STOPPING
+            Deferred.fromCoroutine(self._stop(reached)).addBoth(self._stopped)
         return waiting
 
     def _stopped(self, failure: Failure | None) -> None:
-        self._has_stopped = True
+        self._state = ServiceState.STOPPED
         self._stop_waiters.fire(failure)
 
     # -- for SupervisedProcess --------------------------------------------------------
@@ -308,12 +323,23 @@ class Replication(Service):
 
     # -- start ----------------------------------------------------------------------
 
-    async def _start_or_clean_up(self) -> None:
+    async def _start_or_clean_up(self) -> bool:
+        """Start all parts, and fire :attr:`started`; return whether they are up."""
         try:
             await self._start()
-        except BaseException:
+        except BaseException:  # noqa: BLE001 -- started fails with it
+            failure = Failure()  # type: ignore[no-untyped-call]
             await self._stop_parts()
-            raise
+            self._start_ended(ServiceState.FAILED)
+            self.started.errback(failure)
+            return False
+        self._start_ended(ServiceState.UP)
+        self.started.callback(None)
+        return True
+
+    def _start_ended(self, state: ServiceState) -> None:
+        if self._state is ServiceState.STARTING:
+            self._state = state
 
     async def _start(self) -> None:
         options, host = self._options, self.host
@@ -356,7 +382,6 @@ class Replication(Service):
         # Added last, so that it runs first: the sink may write rows.
         self._stops.add("handling received commands", self._deliver_received)
         self.services.startService()  # type: ignore[no-untyped-call]
-        self._is_up = True
         self.log.info(
             "{instance_name} of {server_name} is up",
             instance_name=options.instance_name,
@@ -518,20 +543,19 @@ class Replication(Service):
 
     # -- stop -----------------------------------------------------------------------
 
-    async def _stop(self) -> None:
-        starting = self._starting
-        if starting is None:
-            # The reactor has not run yet.
-            self._give_up()
-            return
-        if not starting.called:
-            ended: Deferred[None] = Deferred()
-            starting.addBoth(lambda _: ended.callback(None))
-            starting.cancel()
-            await ended
-            self._give_up()
-        if not self._is_up:
+    async def _stop(self, reached: ServiceState) -> None:
+        """Stop what runs.
+
+        :param reached: the state before the stop.
+        """
+        is_up = reached is ServiceState.UP
+        if reached is ServiceState.STARTING:
+            self._starting.cancel()
+            # The start succeeds nevertheless if its last step cannot be cancelled.
+            is_up = await self._starting
+        if not is_up:
             # Everything that was started has been stopped.
+            self._give_up()
             return
         self.hooks.stopping()
         links = self._status.snapshot().links

@@ -476,3 +476,10 @@ class BeforeTheReactorTests(SynchronousTestCase):
         self.successResultOf(replication.stopService())
         reactor.run()
         self.assertTrue(failures[0].check(CancelledError))
+
+    def test_stopped_before_the_start(self) -> None:
+        """A service that is stopped before it was started cannot be started."""
+        replication = self.make(MemoryReactorClock())
+        self.successResultOf(replication.stopService())
+        with self.assertRaises(LocalProtocolError):
+            replication.startService()
