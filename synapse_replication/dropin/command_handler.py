@@ -23,10 +23,8 @@ from synapse_replication.dropin.settings import own_settings
 from synapse_replication.dropin.streamer import combine_notifications, favour_streamer
 from synapse_replication.dropin.synapse_host import SynapseHost
 from synapse_replication.handlers.command_handler import ReplicationCommandHandler
-from synapse_replication.handlers.extension.extension import (
-    FEW_PEERS,
-    ReplicationExtension,
-)
+from synapse_replication.handlers.extension.extension import ReplicationExtension
+from synapse_replication.handlers.extension.watches import FEW_PEERS
 from synapse_replication.redis.subscriber import RedisSubscriber
 from synapse_replication.streams.backlog import Backlog
 from synapse_replication.streams.reader_table import State

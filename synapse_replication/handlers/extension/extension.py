@@ -23,13 +23,11 @@ report only tokens that were sent in a row or a POSITION, or that were not sent 
 there was no reader. Until a stream has such a token, they report the position from
 which this instance began to send the stream.
 
-A writer answers a hello with a heartbeat, usually without delay, so that a new instance
-knows its peers' epochs before their positions arrive. An answer is sent only to the
-instance that asked, on its own channel. If most peers ask within a moment, one
-heartbeat for all of them answers. Instances that write nothing do not answer, and send
-heartbeats rarely: nobody waits for what they write. A peer of an older version, which
-does not state the interval of its heartbeats, is answered on the common channel, and
-all instances send heartbeats as frequently as it expects.
+A writer answers a hello with a heartbeat: see
+:mod:`~synapse_replication.handlers.extension.hello_answers`. Instances that write
+nothing do not answer, and send heartbeats rarely: nobody waits for what they write. If
+a peer is of an older version, which does not state the interval of its heartbeats, all
+instances send heartbeats as frequently as it expects.
 
 Among more than a few peers that all know how, heartbeats to all are rare, and a few
 peers watch each instance: see :mod:`~synapse_replication.handlers.extension.watches`.
@@ -40,7 +38,7 @@ Stock peers do not receive messages of the extension. Passive processes do not u
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 from zlib import crc32
 
@@ -66,7 +64,12 @@ from synapse_replication.handlers.events import (
     PeerSilent,
     UnknownFields,
 )
-from synapse_replication.handlers.extension.watches import WATCH_INTERVAL, Watches
+from synapse_replication.handlers.extension.hello_answers import HelloAnswers
+from synapse_replication.handlers.extension.watches import (
+    FEW_PEERS,
+    WATCH_INTERVAL,
+    Watches,
+)
 from synapse_replication.handlers.interfaces import (
     ExtensionConnection,
     ReplicationConnection,
@@ -95,9 +98,6 @@ MAX_FOLLOWED: Final = 100
 #: The longest message with a command, in bytes, so that it fits into a line.
 MAX_COMMAND_LENGTH: Final = 15 * 1024
 
-#: Among more peers than this, heartbeats to all are rare, and a few peers watch.
-FEW_PEERS: Final = 10
-
 #: The shortest interval of checks of the watched instances, in s.
 WATCH_CHECK_INTERVAL: Final = 1.0
 
@@ -111,10 +111,6 @@ BUSY_INTERVAL: Final = 1.0
 #: The interval of the heartbeats of an instance that writes nothing, in s. With more
 #: peers, it is as many seconds as there are peers.
 RARE_INTERVAL: Final = 30
-
-#: The shortest interval between answers to hellos, in s. If this instance writes a
-#: stream held in memory, a new epoch is answered at once.
-HELLO_ANSWER_INTERVAL: Final = 0.2
 
 #: The shortest delay until a heartbeat, in s.
 MIN_DELAY: Final = 0.01
@@ -144,15 +140,9 @@ class ReplicationExtension(SendingListener):
     _positions: dict[str, StreamPosition] = attrs.field(factory=dict, init=False)
     _has_advanced: bool = attrs.field(default=False, init=False)
     _last_heartbeat: float = attrs.field(default=-math.inf, init=False)
-    _last_answer: float = attrs.field(default=-math.inf, init=False)
     #: Whether the next tick is that of an instance whose positions do not advance.
     _is_tick_idle: bool = attrs.field(default=False, init=False)
     _contradicted_at: float = attrs.field(default=-math.inf, init=False)
-    #: The instances that wait for an answer, each with its link, in the order in which
-    #: they asked; ``None`` for one that has no channel of its own.
-    _pending_answers: dict[tuple[ExtensionConnection, str] | None, None] = attrs.field(
-        factory=dict, init=False
-    )
     _has_stopped: bool = attrs.field(default=False, init=False)
     _last_watch: float = attrs.field(default=-math.inf, init=False)
     #: The interval that this instance stated last to all.
@@ -166,7 +156,9 @@ class ReplicationExtension(SendingListener):
         #: This instance's epoch, which is part of each message.
         self.epoch = host.identity.instance_id
         self._heartbeat_timer = Timer(host.clock)
-        self._answer_timer = Timer(host.clock)
+        self._hello_answers = HelloAnswers(
+            host.clock, self._epochs, self._send_heartbeat_to, self._send_heartbeat
+        )
         #: The answer to another process with the name of this one, or to an accusation.
         self._contradiction_timer = Timer(host.clock)
         self._watch_timer = Timer(host.clock)
@@ -214,7 +206,7 @@ class ReplicationExtension(SendingListener):
     def stop(self) -> None:
         """Send goodbye as the last message. Call it after all rows have been sent."""
         self._heartbeat_timer.stop()
-        self._answer_timer.stop()
+        self._hello_answers.stop()
         self._contradiction_timer.stop()
         self._watch_timer.stop()
         self._send_message(MessageType.GOODBYE)
@@ -555,28 +547,14 @@ class ReplicationExtension(SendingListener):
             self._handler.skip_next_request(connection)
         if self._has_stopped or not (self._writes or is_answered):
             return
-        asking = (connection, hello.instance_name) if is_private else None
-        self._pending_answers[asking] = None
-        wait = self._last_answer + HELLO_ANSWER_INTERVAL - self._clock.seconds()
-        # Answer a new epoch without delay: the peer must know the epoch of this
-        # instance before a position of a stream held in memory arrives.
-        if wait <= 0 or (is_new and self._in_memory):
-            self._send_answer()
-        elif not self._answer_timer.is_running:
-            self._answer_timer.start(wait, self._send_answer)
-
-    def _send_answer(self) -> None:
-        self._answer_timer.stop()
-        self._last_answer = self._clock.seconds()
-        asking, self._pending_answers = self._pending_answers, {}
-        if None in asking or 2 * len(asking) > max(FEW_PEERS, len(self._epochs)):
-            # Most peers ask.
-            self._send_heartbeat()
-            return
-        payload = encode_message(self._message(MessageType.HEARTBEAT))
-        for each in asking:
-            if each is not None and each[0] in self._connections:
-                each[0].send_extension([payload], to=each[1])
+        # The peer must know the epoch of this instance before a position of a stream
+        # held in memory arrives.
+        self._hello_answers.answer(
+            connection,
+            hello.instance_name,
+            is_private=is_private,
+            is_urgent=is_new and bool(self._in_memory),
+        )
 
     # -- notifications of sent rows and positions (SendingListener) --------------------
 
@@ -707,6 +685,15 @@ class ReplicationExtension(SendingListener):
             self._last_heartbeat -= self._last_heartbeat % every
         self._stated_interval = every
         self._send_message(MessageType.HEARTBEAT)
+
+    def _send_heartbeat_to(
+        self, instances: Iterable[tuple[ExtensionConnection, str]]
+    ) -> None:
+        payload = encode_message(self._message(MessageType.HEARTBEAT))
+        for connection, name in instances:
+            # Sending may drop a connection.
+            if connection in self._connections:
+                connection.send_extension([payload], to=name)
 
     def _send_message(self, kind: MessageType) -> None:
         if self._connections and not self._has_stopped:

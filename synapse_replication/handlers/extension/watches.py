@@ -21,6 +21,8 @@ from typing import Final
 
 from synapse_replication.recent import RecentDict
 
+#: Among more peers than this, heartbeats to all are rare, and a few peers watch.
+FEW_PEERS: Final = 10
 #: The number of watchers of an instance. Only if all of them are killed together with
 #: the instance, its end is noticed by its missing heartbeats alone.
 WATCHERS: Final = 3
