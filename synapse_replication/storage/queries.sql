@@ -21,6 +21,13 @@ SELECT nextval(%(sequence)s::regclass)
 SELECT currval(%(sequence)s::regclass), term FROM synapse_replication_writers
 WHERE instance_name = %(writer)s
 
+-- name: txn_id_and_term
+-- The same, with the number of the transaction. The term is null if the snapshot may be
+-- older than the id.
+SELECT currval(%(sequence)s::regclass), pg_current_xact_id()::text,
+    CASE current_setting('transaction_isolation') WHEN 'read committed' THEN term END
+FROM synapse_replication_writers WHERE instance_name = %(writer)s
+
 -- name: admit
 -- Check the name of this process.
 SELECT synapse_replication_admit(%(writer)s, %(term)s)

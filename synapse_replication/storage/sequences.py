@@ -57,6 +57,7 @@ _ALLOCATIONS = {
         ("admitted_txn_ids", _ADMITTED),
         ("next_id", {"sequence": "text"}),
         ("id_and_term", {"sequence": "text", "writer": "text"}),
+        ("txn_id_and_term", {"sequence": "text", "writer": "text"}),
     )
 }
 
@@ -80,9 +81,10 @@ def fetch_ids(
     :param usable: returns those of the allocated ids that may be used.
     :param known: the greatest id that is known to be finished.
     :param admission: the name of this process; ``None`` if it has acquired none.
-    :param in_use: whether the ids are used in this transaction. Then no other process
-        can acquire the name before its end, and the number of the transaction is
-        stored in the attribute ``xid`` of the cursor, if it has one.
+    :param in_use: whether the ids are used in this transaction. If its cursor has the
+        attribute ``xid``, the number of the transaction is stored there, and the name
+        is checked again when it commits. Otherwise, as for a homeserver's cursor, no
+        other process can acquire the name before the end of the transaction.
     :raises psycopg2.Error: if another process has the name; see ``Admission.explain``.
     :raises SequenceBehindError: if too many ids are unusable, or the sequence is far
         behind ``known``.
@@ -126,22 +128,34 @@ def _allocate(
     txn: Any, sequence: str, count: int, admission: Admission | None, *, in_use: bool
 ) -> list[int]:
     parameters: dict[str, Any] = {"sequence": sequence, "count": count}
+    has_xid = in_use and hasattr(txn, "xid")
     name = "txn_ids" if in_use else "next_ids"
     if admission is not None:
-        name = "admitted_txn_ids" if in_use else "admitted_ids"
         parameters |= admission.parameters
-        if count == 1 and not in_use:
-            run(txn, parameters, _ALLOCATIONS["next_id"], _ALLOCATIONS["id_and_term"])
-            rows = txn.fetchall()
-            if not rows or rows[0][1] != admission.term:
-                # This raises the error.
-                admission.confirm(txn)
-            return [rows[0][0]]
+        if count == 1 and (has_xid or not in_use):
+            return [_allocate_one(txn, parameters, admission, in_use=in_use)]
+        name = "admitted_txn_ids" if in_use else "admitted_ids"
     run(txn, parameters, _ALLOCATIONS[name])
     rows = txn.fetchall()
-    if in_use and hasattr(txn, "xid"):
+    if has_xid:
         txn.xid = rows[0][1]
     return [row[0] for row in rows]
+
+
+def _allocate_one(
+    txn: Any, parameters: Mapping[str, Any], admission: Admission, *, in_use: bool
+) -> int:
+    """Allocate an id and compare the term, at a lower cost than the function."""
+    term = "txn_id_and_term" if in_use else "id_and_term"
+    run(txn, parameters, _ALLOCATIONS["next_id"], _ALLOCATIONS[term])
+    rows = txn.fetchall()
+    if not rows or rows[0][-1] != admission.term:
+        # This raises the error, unless the snapshot was too old to tell.
+        admission.confirm(txn)
+    if in_use:
+        txn.xid = rows[0][1]
+    id_: int = rows[0][0]
+    return id_
 
 
 def skip_ids(txn: Any, sequence: str, count: int) -> int:

@@ -26,6 +26,7 @@ from synapse_replication.storage import (
     queries,
     writer_lock,
 )
+from synapse_replication.storage.admission import Admission
 from synapse_replication.storage.database import Database, Transaction, connect
 from synapse_replication.storage.id_streams import read_sequence
 from synapse_replication.storage.lost_answers import identify
@@ -234,6 +235,34 @@ class AdmissionTests(_NameTestCase):
                 await inserting
             self.assertEqual(self.count(), 0)
 
+    async def test_old_snapshot(self) -> None:
+        """An id is refused even if the snapshot is older than the successor's term."""
+        for level in ("REPEATABLE READ", "SERIALIZABLE"):
+            old = await self.start()
+            reached, resume = Deferred[None](), threading.Event()
+
+            def fetch(
+                txn: Transaction,
+                level: str = level,
+                admission: Admission | None = old.admission,
+                reached: Deferred[None] = reached,
+                resume: threading.Event = resume,
+            ) -> list[int]:
+                txn.execute(f"SET TRANSACTION ISOLATION LEVEL {level}")
+                txn.execute("SELECT count(*) FROM foobar")
+                if not resume.is_set():
+                    self.reactor.callFromThread(reached.callback, None)
+                    resume.wait(30)
+                ids = fetch_ids(txn, FOOBAR, 1, list, 0, admission, in_use=True)
+                self.fail(f"{level}: {ids} were allocated after the name was lost")
+
+            fetching = old.transact("fetch", fetch)
+            await reached
+            await self.start()
+            resume.set()
+            with self.assertRaises(NameLostError):
+                await fetching
+
     async def test_reads_and_ids(self) -> None:
         """Ids, the sequence and stored positions are refused, too."""
         old = await self.start()
@@ -243,6 +272,9 @@ class AdmissionTests(_NameTestCase):
         statements: dict[str, Callable[[Transaction], object]] = {
             "next": lambda txn: fetch_ids(txn, FOOBAR, 2, list, 0, admission),
             "txn": lambda txn: fetch_ids(
+                txn, FOOBAR, 1, list, 0, admission, in_use=True
+            ),
+            "txn of several": lambda txn: fetch_ids(
                 txn, FOOBAR, 2, list, 0, admission, in_use=True
             ),
             "sequence": lambda txn: read_sequence(txn, "foobar_seq", admission),
