@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
+from types import ModuleType
 from typing import Any
 from unittest.mock import patch
 from weakref import WeakKeyDictionary
 
+from synapse_replication.app import stream_setup
 from synapse_replication.dropin.host_streams import HostStream
 from synapse_replication.handlers.interfaces import Link
 from synapse_replication.handlers.receiving.items import Announcement
@@ -313,9 +315,11 @@ class _FindsRemovedWritersOnce(PostgresStream):
         return found
 
 
-def _in_process(name: str, type_: type) -> Callable[[], AbstractContextManager[object]]:
-    """Replace a class in the simulated processes."""
-    return lambda: patch.object(process, name, type_)
+def _in_module(
+    module: ModuleType, name: str, type_: type
+) -> Callable[[], AbstractContextManager[object]]:
+    """Replace a class in a module that creates instances of it."""
+    return lambda: patch.object(module, name, type_)
 
 
 BUGS: Mapping[str, Callable[[], AbstractContextManager[object]]] = {
@@ -332,11 +336,13 @@ BUGS: Mapping[str, Callable[[], AbstractContextManager[object]]] = {
     "open-ids-at-restart": _starts_at_once,
     "typing-reset": _ignores_epochs,
     "typing-reset, saved": _saves_no_epochs,
-    "shared token": _in_process("HostStream", _TrustsPersistedUpto),
-    "late baseline": _in_process("HostStream", _LateBaseline),
-    "revealed rows": _in_process("HostStream", _RevealsRows),
-    "removed": _in_process("PostgresStream", _IgnoresRemovedWriters),
-    "removed, running": _in_process("PostgresStream", _FindsRemovedWritersOnce),
+    "shared token": _in_module(process, "HostStream", _TrustsPersistedUpto),
+    "late baseline": _in_module(process, "HostStream", _LateBaseline),
+    "revealed rows": _in_module(process, "HostStream", _RevealsRows),
+    "removed": _in_module(stream_setup, "PostgresStream", _IgnoresRemovedWriters),
+    "removed, running": _in_module(
+        stream_setup, "PostgresStream", _FindsRemovedWritersOnce
+    ),
 }
 
 #: For each bug, the seed at which its search starts: the first that found it.
@@ -345,7 +351,6 @@ FOUND_BY: Mapping[str, int] = {
     "interleaved-batches": 18,
     "position-during-batch": 116,
     "gap-per-writer": 271,
-    "late position": 300,
     "unreadable-row": 22,
     "covered-rows": 271,
     "unregistered-id": 72,

@@ -232,6 +232,7 @@ class SimulatedDatabase:
         for of_writer in (False, True):
             statement = queries.ids_between(column, False, of_writer=of_writer)
             self.statements[statement] = committed
+        self.statements[queries.for_table("no_ids", column)] = lambda cursor, params: []
         self.statements[queries.for_table("greatest_id", column)] = greatest
         self.statements[queries.for_table("writers_beyond", column)] = writers_beyond
         self.statements[queries.for_table("writers_of_table", column)] = writers

@@ -1,15 +1,16 @@
 """A simulated process: the real code on doubles of its environment.
 
 The id generators, the command handler, the streamer, the Redis link and the wire code
-are real; so are the streams and the data handler, except in a simulated homeserver.
-Time, the network, Redis, PostgreSQL and the HTTP requests for rows are doubles.
+are real; so are the data handler and the creation of the streams, except in a simulated
+homeserver. Time, the network, Redis, PostgreSQL and the HTTP requests for rows are
+doubles.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
 import attrs
 import psycopg2
@@ -18,13 +19,16 @@ from twisted.internet.task import deferLater
 
 from synapse_replication.app.host import StandaloneHost
 from synapse_replication.app.position_check import StoredPositionCheck
-from synapse_replication.app.reader_ids import ReaderIds
+from synapse_replication.app.stream_setup import StreamSetup
+from synapse_replication.config.replication_options import ReplicationOptions
 from synapse_replication.dropin.host_streams import HostStream
 from synapse_replication.errors import (
+    CatchUpError,
     CommitUnknownError,
     HttpCatchUpError,
     NameLostError,
     SequenceBehindError,
+    StorageError,
 )
 from synapse_replication.handlers.command_handler import (
     HandlerOptions,
@@ -41,31 +45,21 @@ from synapse_replication.handlers.sending.streamer import (
     StreamerOptions,
 )
 from synapse_replication.handlers.timer import Backoff
-from synapse_replication.http.client import HttpCatchUpClient
 from synapse_replication.redis.fencing import PublisherName
 from synapse_replication.redis.link import RedisReplicationLink
 from synapse_replication.redis.options import RedisOptions
 from synapse_replication.storage.admission import Admission
+from synapse_replication.storage.database import Database
 from synapse_replication.storage.id_generators import (
     MultiWriterIdGenerator,
     load_id_generator,
 )
-from synapse_replication.storage.id_streams import (
-    IdStream,
-    read_sequence,
-    row_stream_of,
-)
-from synapse_replication.storage.postgres_stream import PostgresStream, WriterIds
-from synapse_replication.storage.removed_writer_search import RemovedWriterFinder
-from synapse_replication.storage.sequences import (
-    limit_positions,
-    read_stored_positions,
-)
+from synapse_replication.storage.id_streams import row_stream_of
+from synapse_replication.storage.postgres_stream import PostgresStream
 from synapse_replication.storage.writer_lock import LOCK_CHECK_INTERVAL
 from synapse_replication.streams.backlog import Backlog, BacklogOptions
 from synapse_replication.streams.memory import MemoryStream
-from synapse_replication.streams.rows import AttrsRowCodec
-from synapse_replication.streams.stream import StreamDescription, StreamUpdateResult
+from synapse_replication.streams.stream import StreamUpdateResult
 from synapse_replication.streams.table import TableStream
 from synapse_replication.tcp.factory import (
     DirectTcpReplicationClientFactory,
@@ -82,6 +76,7 @@ from tests.simulation.reactor import PEER_PORT
 from tests.simulation.sink import ProcessSink
 from tests.simulation.topology import (
     CACHES,
+    IN_MEMORY,
     MEMORY_STREAM,
     TABLES,
     WRITERS,
@@ -117,14 +112,8 @@ class Process:
             self._if_judged(cluster.ledger.reset),
             self._if_judged(cluster.ledger.moved_back),
         )
-        clock = ReactorClock(self.reactor, cluster.clock.seconds)
-        self.host = StandaloneHost(
-            Identity("hs", name, f"{name}-{self.epoch}"),
-            clock,
-            self.watcher,
-            silent_hooks(clock, self.watcher),
-            HttpCatchUpClient(None, {}, None, self.reactor).for_stream,
-        )
+        self.options, self.host = self._make_options(), self._make_host()
+        self.sink = ProcessSink(self)
         self.epochs = PeerEpochs()
         self.backlog: Backlog | None = None
         if name in cluster.speak_extension:
@@ -136,16 +125,15 @@ class Process:
         self.database = DatabaseClient(database, self.reactor)
         self.generators: dict[str, MultiWriterIdGenerator] = {}
         self.written: dict[str, PostgresStream | MemoryStream] = {}
-        #: The (stream, writer) pairs whose initial position is not saved.
-        self._not_saved: set[tuple[str, str]] = set()
+        self._has_begun = False
         self._admission: Admission | None = None
         self.handler: ReplicationCommandHandler
         cluster.run(f"starting {name}", self._start())
 
     @property
     def is_judged(self) -> bool:
-        """Whether its successor has not taken its place, also in the ledger."""
-        return self not in self.cluster.replaced
+        """Whether the ledger has its epoch, and not that of a successor."""
+        return self._has_begun and self not in self.cluster.replaced
 
     def _if_judged(self, record: Callable[..., object]) -> Callable[..., None]:
         def call(*args: Any, **more: Any) -> None:
@@ -154,21 +142,44 @@ class Process:
 
         return call
 
+    def _make_options(self) -> ReplicationOptions:
+        cluster = self.cluster
+        receiving = ReceiverOptions(backoff=Backoff(jitter=cluster.random.random))
+        if cluster.has_small_queues:
+            receiving = attrs.evolve(receiving, max_queue_size=1500, max_batch_rows=4)
+        return ReplicationOptions(
+            server_name="hs",
+            instance_name=self.name,
+            streams=(*TABLES, IN_MEMORY),
+            # Every instance may write a stream without declared writers.
+            writers={**cluster.writers, CACHES: ()},
+            creates_tables=False,
+            torture_level=cluster.torture_level,
+            receiving=receiving,
+        )
+
+    def _make_host(self) -> StandaloneHost:
+        clock = ReactorClock(self.reactor, self.cluster.clock.seconds)
+        return StandaloneHost(
+            Identity("hs", self.name, f"{self.name}-{self.epoch}"),
+            clock,
+            self.watcher,
+            silent_hooks(clock, self.watcher),
+            lambda stream_name: self._fetch,
+        )
+
     def save(self, key: tuple[str, str], token: int) -> None:
         """Save a position across crashes, if this process saves its state."""
         if self.cluster.retains_rows(self.name):
             self.saved.positions[key] = token
 
     async def _start(self) -> None:
-        cluster, host = self.cluster, self.host
+        cluster = self.cluster
         if cluster.replaces and self.name in WRITERS:
             await self._acquire_name()
-        made = await self._make_streams()
-        memory = self._make_in_memory()
-        self.written = {stream.description.name: stream for stream in made}
-        self.written[memory.description.name] = memory
+        await self._make_streams()
         self._begin_epoch()
-        self._fill_host()
+        host = self.host
         self.handler = self._make_handler()
         extension = None
         if self.backlog is not None:
@@ -177,7 +188,9 @@ class Process:
             host,
             self.handler.sender,
             self.watcher,
-            options=StreamerOptions(max_rows=5, torture_level=cluster.torture_level),
+            options=StreamerOptions(
+                max_rows=5, torture_level=self.options.torture_level
+            ),
             random_source=cluster.random,
         )
         self._start_links(extension)
@@ -297,22 +310,47 @@ class Process:
             uniform=lambda least, most: (least + most) / 2,
         )
 
-    async def _make_streams(self) -> list[PostgresStream]:
-        """Create the streams in tables, retrying until the database is available."""
+    async def _make_streams(self) -> None:
+        """Create the streams, as often as a supervisor starts the process again."""
         cluster = self.cluster
         while True:
             try:
-                self._not_saved.clear()
-                return [await self._make(self._declared(table)) for table in TABLES]
-            except psycopg2.Error:
-                await deferLater(self.reactor, 0.5)
+                if cluster.shares_tokens:
+                    await self._make_homeserver()
+                else:
+                    await self._make_stand_alone()
+                return
             except SequenceBehindError as error:
                 # Like an operator, follow the hint of the error.
                 cluster.trace(f"{self.name} refuses to start: {error}")
                 cluster.database.set_sequence(error.sequence_name, error.value)
+            except (StorageError, CatchUpError, psycopg2.Error) as error:
+                cluster.trace(f"{self.name} cannot start: {error!r}")
+                await deferLater(self.reactor, 0.5)
+            self.options, self.host = self._make_options(), self._make_host()
+
+    async def _make_stand_alone(self) -> None:
+        """Create the host's streams, as the service of a process does."""
+        host = self.host
+        # DatabaseClient has what the parts that run here use of a Database.
+        database = cast(Database, self.database)
+        setup = StreamSetup(self.options, host, database, self.reactor)
+        host.set_sink(self.sink, setup.largest_token)
+        await setup.add_streams(self.sink)
+        self.generators = setup.generators
+        self.written = cast(
+            "dict[str, PostgresStream | MemoryStream]", dict(host.streams.get_streams())
+        )
+        for stream in self.written.values():
+            stream._page_rows = self.cluster.links.page_rows
+        for table in TABLES:
+            self.written[table.name].description = describe(table)
+        if self.backlog is not None:
+            for name, (start, token) in setup.empty_ranges.items():
+                self.backlog.of(name).skip_range(start, token)
 
     def _begin_epoch(self) -> None:
-        """Record the initial positions in the ledger; save those that may be saved."""
+        """Record the initial positions in the ledger."""
         cluster = self.cluster
         positions = {
             (stream, writer): self._token_at_start(stream, writer)
@@ -323,9 +361,7 @@ class Process:
         }
         self.reader = cluster.begin_epoch(self.name, positions, self.epoch)
         self.reader.epoch_of = self._epoch_of
-        if cluster.retains_rows(self.name):
-            for key in positions.keys() - self._not_saved:
-                self.saved.positions[key] = positions[key]
+        self._has_begun = True
 
     def _epoch_of(self, writer: str) -> int | None:
         """Return the epoch that a reader knows, or is about to begin, if any."""
@@ -337,11 +373,7 @@ class Process:
         return None if epoch is None else int(epoch.rpartition("-")[2])
 
     def _make_handler(self) -> ReplicationCommandHandler:
-        cluster, host = self.cluster, self.host
-        receiver = ReceiverOptions(backoff=Backoff(jitter=cluster.random.random))
-        if cluster.has_small_queues:
-            receiver = attrs.evolve(receiver, max_queue_size=1500, max_batch_rows=4)
-        partial = None
+        host, partial = self.host, None
         if self.backlog is not None:
             partial = PartialResync(
                 self.epochs, self._ask_backlog, host.clock, self.watcher
@@ -349,7 +381,7 @@ class Process:
         return ReplicationCommandHandler(
             host,
             self.watcher,
-            options=HandlerOptions(receiver=receiver, partial=partial),
+            options=HandlerOptions(receiver=self.options.receiving, partial=partial),
         )
 
     def _token_at_start(self, stream_name: str, writer: str) -> int:
@@ -365,29 +397,63 @@ class Process:
             return generator.get_current_token_for_writer(writer)
         return self.written[stream_name].current_token(writer)
 
-    def _fill_host(self) -> None:
-        """Add the streams and the sink to the host."""
+    async def _make_homeserver(self) -> None:
+        """Create the streams of a simulated homeserver, each with an id generator."""
         cluster, host = self.cluster, self.host
-        sink = ProcessSink(self)
         hosted: dict[str, HostStream] = {}
+        for table in TABLES:
+            self.written[table.name] = await self._make_in_table(table)
+        self.written[MEMORY_STREAM] = self._make_in_memory()
         for name, stream in self.written.items():
             writers = cluster.writers[name]
             generator = self.generators.get(name)
-            added: Any = stream
-            if cluster.shares_tokens:
-                added = hosted[name] = HostStream(
-                    HomeserverStream(stream, self.name, generator),
-                    self.name,
-                    () if name == CACHES else writers,
-                    trusts_ids=True,
-                    ids=generator,
-                    seconds=host.clock.seconds,
-                )
+            added: Any = HostStream(
+                HomeserverStream(stream, self.name, generator),
+                self.name,
+                () if name == CACHES else writers,
+                trusts_ids=True,
+                ids=generator,
+                seconds=host.clock.seconds,
+            )
+            hosted[name] = added
             host.streams.add(added, is_written_here=self.name in writers)
-        if cluster.shares_tokens:
-            host.rows = make_rows(sink, hosted, self._shows, host.clock)  # type: ignore[assignment]
-        else:
-            host.set_sink(sink, None)
+        host.rows = make_rows(self.sink, hosted, self._shows, host.clock)  # type: ignore[assignment]
+
+    def _make_in_memory(self) -> MemoryStream:
+        return MemoryStream(
+            IN_MEMORY.description,
+            instance_name=self.name,
+            fetch=self._fetch,
+            key=IN_MEMORY.key,
+            max_rows=IN_MEMORY.max_rows,
+            page_rows=self.cluster.links.page_rows,
+            on_write=self.host.notifier.notify,
+        )
+
+    async def _make_in_table(self, table: TableStream) -> PostgresStream:
+        name = table.name
+        ids = self.generators[name] = await load_id_generator(
+            self.database,
+            self.options.id_streams[name],
+            self.name,
+            self.reactor,
+            self.host.clock,
+            on_finished=self.host.notifier.notify,
+            observer=self.watcher,
+            admission=self._admission,
+        )
+        stream = PostgresStream(
+            table,
+            self.database,
+            ids,
+            instance_name=self.name,
+            page_rows=self.cluster.links.page_rows,
+            writers=self.cluster.writers[name],
+        )
+        stream.description = describe(table)
+        # A homeserver reads its pages without reading the sequence.
+        stream._sequence = None
+        return stream
 
     def _shows(self, stream_name: str, token: int) -> None:
         if self.is_judged:
@@ -397,130 +463,6 @@ class Process:
         self.cluster.trace(f"{self.name} announces again: {lost} publishes were lost")
         self.cluster.counts.announcements[self.name] += 1
         self.handler.sender.announce_positions()
-
-    async def _make(self, table: TableStream) -> PostgresStream:
-        name = table.name
-        ids = IdStream(
-            stream_name=table.positions_name,
-            sequence=table.sequence,
-            tables=table.id_columns,
-            writers=() if name == CACHES else table.writers,
-        )
-        stored = {}
-        if ids.writers:
-            stored = await self.database.transact(
-                "positions_at_start", lambda txn: read_stored_positions(txn, ids)
-            )
-        own = None
-        if self.name in table.writers or self.cluster.shares_tokens:
-            own = await self._make_generator(ids)
-        if self.cluster.shares_tokens:
-            assert own is not None
-            return self._make_stream(table, own)
-        saved = {
-            writer: token
-            for (stream, writer), token in self.saved.positions.items()
-            if stream == name
-        }
-        delivered = saved or stored
-        if saved:
-            delivered = await self.database.transact(
-                "limit_positions", lambda txn: limit_positions(txn, ids, saved)
-            )
-        unknown = min(delivered.values(), default=1)
-        if not delivered and not ids.writers:
-            unknown = await self.database.transact(
-                "sequence_at_start", lambda txn: read_sequence(txn, table.sequence)
-            )
-        positions = ReaderIds(name, self.name, dict(delivered), unknown, own)
-        finder = RemovedWriterFinder(
-            self.database,
-            self.host.clock,
-            ids,
-            self.name,
-            positions.get_delivered,
-            positions.unknown,
-            is_new=not saved,
-        )
-        self._not_saved.update((name, w) for w in WRITERS if w not in table.writers)
-        if ids.writers:
-            await self._survey(name, ids, positions, finder, is_new=not saved)
-        return self._make_stream(table, positions, finder)
-
-    async def _survey(
-        self,
-        name: str,
-        ids: IdStream,
-        positions: ReaderIds,
-        finder: RemovedWriterFinder,
-        *,
-        is_new: bool,
-    ) -> None:
-        """For removed writers that need not be drained, skip all rows."""
-        survey = await finder.survey()
-        found = {} if is_new else finder.select(survey)
-        for writer in survey.absent - found.keys():
-            if writer not in ids.writers or writer in survey.greatest:
-                token = positions.get_current_token_for_writer(writer)
-                positions.advance(writer, max(token, survey.last_row))
-                self._not_saved.discard((name, writer))
-
-    def _declared(self, table: TableStream) -> TableStream:
-        """Return a table's declaration with the writers of the configuration."""
-        return attrs.evolve(table, writers=self.cluster.writers[table.name])
-
-    def _make_stream(
-        self,
-        table: TableStream,
-        ids: WriterIds,
-        finder: RemovedWriterFinder | None = None,
-    ) -> PostgresStream:
-        stream = PostgresStream(
-            table,
-            self.database,
-            ids,
-            instance_name=self.name,
-            page_rows=self.cluster.links.page_rows,
-            writers=self.cluster.writers[table.name],
-            find_removed_writers=None if finder is None else finder.find,
-        )
-        stream.description = describe(table)
-        if self.cluster.shares_tokens:
-            # A homeserver reads its pages without reading the sequence.
-            stream._sequence = None
-        return stream
-
-    async def _make_generator(self, ids: IdStream) -> MultiWriterIdGenerator:
-        generator = self.generators[ids.stream_name] = await load_id_generator(
-            self.database,
-            ids,
-            self.name,
-            self.reactor,
-            self.host.clock,
-            on_finished=self.host.notifier.notify,
-            observer=self.watcher,
-            admission=self._admission,
-        )
-        return generator
-
-    def _make_in_memory(self) -> MemoryStream:
-        stream = MemoryStream(
-            StreamDescription(
-                MEMORY_STREAM,
-                AttrsRowCodec(MEMORY_STREAM, SimulatedRow),
-                resettable=True,
-                held_in_memory=True,
-            ),
-            instance_name=self.name,
-            fetch=self._fetch,
-            key=lambda row: row.key,
-            max_rows=10,
-            page_rows=self.cluster.links.page_rows,
-            on_write=self.host.notifier.notify,
-        )
-        if (token := self.saved.positions.get((MEMORY_STREAM, "main"))) is not None:
-            stream.advance("main", token)
-        return stream
 
     async def _fetch(
         self, instance_name: str, from_token: int, upto_token: int, limit: int

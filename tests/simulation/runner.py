@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import random
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -177,6 +178,8 @@ class Run:
         discards: bool = False,
         replaces: bool = False,
     ) -> None:
+        # The jitter of the attempts to read from the database at a start.
+        random.seed(seed)
         self.cluster = Cluster(seed, trace_to, discards=discards, replaces=replaces)
         self.agreed_after = 0.0
         self.end = END
@@ -214,17 +217,17 @@ class Run:
                 raise ViolationError(problems[0])
 
     def _write(self) -> None:
-        cluster, random = self.cluster, self._random
+        cluster, source = self.cluster, self._random
         streams = list(cluster.writers)
-        stream = random.choice(streams)
-        if stream == MEMORY_STREAM and random.random() < 0.5:
+        stream = source.choice(streams)
+        if stream == MEMORY_STREAM and source.random() < 0.5:
             stream = streams[0]
-        rows = random.choice([1, 1, 2, 3, 7])
+        rows = source.choice([1, 1, 2, 3, 7])
         # Several writes at the same time, whose ids are in flight together.
-        for _ in range(random.choice([1, 1, 3])):
-            cluster.write(random.choice(cluster.writers[stream]), stream, rows)
+        for _ in range(source.choice([1, 1, 3])):
+            cluster.write(source.choice(cluster.writers[stream]), stream, rows)
         if cluster.clock.rightNow < self.end - 2.0:
-            cluster.clock.callLater(random.expovariate(self._rate), self._write)
+            cluster.clock.callLater(source.expovariate(self._rate), self._write)
 
     def _wait_for_agreement(self) -> None:
         cluster = self.cluster

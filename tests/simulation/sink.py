@@ -18,7 +18,7 @@ class SinkOwner(Protocol):
 
     :ivar reader: the epoch of the process in the ledger.
     :ivar saved: the saved state of the process.
-    :ivar is_judged: whether its successor has not taken its place.
+    :ivar is_judged: whether it has its place in the ledger.
     """
 
     name: str
@@ -92,6 +92,10 @@ class ProcessSink:
                 process.reader, stream_name, instance_name, token
             )
         process.save((stream_name, instance_name), token)
+
+    def saved_positions(self) -> Mapping[tuple[str, str], int]:
+        """Return the saved positions, by (stream, writer)."""
+        return dict(self._process.saved.positions)
 
     def saved_epochs(self) -> Mapping[tuple[str, str], str]:
         """Return the saved epochs, by (stream, writer)."""

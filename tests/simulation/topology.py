@@ -7,11 +7,12 @@ from random import Random
 
 import attrs
 
+from synapse_replication.streams.memory import InMemory
 from synapse_replication.streams.stream import StreamDescription
 from synapse_replication.streams.table import TableStream
 from tests.simulation.invariants import SimulatedRow
 
-#: A stream held in its writer's memory.
+#: The name of a stream that is held in its writer's memory.
 MEMORY_STREAM = "typing"
 #: An idempotent stream in a table; a writer announces only its own rows' positions.
 CACHES = "caches"
@@ -88,6 +89,16 @@ TABLES: Sequence[TableStream] = (
     _table("events", "writer1", "writer2"),
     _table("receipts", "main", "writer1", "writer2"),
     _table(CACHES, "main", "writer1"),
+)
+
+
+#: The stream that is held in its writer's memory.
+IN_MEMORY = InMemory(
+    name=MEMORY_STREAM,
+    row_type=SimulatedRow,
+    writers=("main",),
+    key=lambda row: row.key,
+    max_rows=10,
 )
 
 
