@@ -13,11 +13,11 @@ _JOB = """
 import json, os, sys
 from pathlib import Path
 from synapse_replication.pipeline.spark.class_archive import ClassArchive
-from synapse_replication.pipeline.spark.session import few_rows, spark_job
+from synapse_replication.pipeline.spark.session import few_rows, SparkJob
 found = {}
 if sys.argv[2:] == ["no maker"]:
     ClassArchive.start_maker = lambda archive: None
-with spark_job("test") as spark:
+with SparkJob("test") as spark:
     spark.start(int(sys.argv[1]))
     found["early"] = "pyspark" not in sys.modules
     found["rows"] = spark().range(10).count()

@@ -15,7 +15,7 @@ from synapse_replication.cli.pipeline.archives import export_command
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.export import export_rows
 from synapse_replication.pipeline.schemas import ARCHIVED_ROWS_SCHEMA
-from synapse_replication.pipeline.spark.session import spark_job
+from synapse_replication.pipeline.spark.session import SparkJob
 from tests.pipeline.archives import make_archive
 from tests.pipeline.shared_session import shared_session
 
@@ -35,7 +35,7 @@ class ExportTests(SynchronousTestCase):
         self.out = Path(self.mktemp()).absolute()
 
     def export(self, format_: str, where: str | None = None) -> int:
-        with spark_job("test") as spark:
+        with SparkJob("test") as spark:
             return export_rows(str(self.folder), str(self.out), format_, where, spark)
 
     def files(self) -> list[Path]:
@@ -121,7 +121,7 @@ class ExportTests(SynchronousTestCase):
         condition.
         """
         where = "user_id >= '@user2' AND stream_id > 2"
-        with spark_job("test") as spark:
+        with SparkJob("test") as spark:
             count = export_rows(
                 *(str(self.folder), str(self.out), "jsonl", where, spark),
                 stream="receipts",

@@ -33,14 +33,14 @@ session.stop()
 
 #: The session of a job, alone and with a Python task.
 _START = f"""
-from synapse_replication.pipeline.spark.session import spark_job
-with spark_job("bench", master={MASTER!r}) as spark:
+from synapse_replication.pipeline.spark.session import SparkJob
+with SparkJob("bench", master={MASTER!r}) as spark:
     spark.start(0)
     print(spark().range(10).count())
 """
 _START_WITH_TASK = f"""
-from synapse_replication.pipeline.spark.session import spark_job
-with spark_job("bench", master={MASTER!r}) as spark:
+from synapse_replication.pipeline.spark.session import SparkJob
+with SparkJob("bench", master={MASTER!r}) as spark:
     spark.start(0)
     numbers = spark().range(0, 2, numPartitions=2)
     print(numbers.mapInArrow(lambda batches: batches, "id long").toArrow().num_rows)

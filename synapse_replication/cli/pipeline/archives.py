@@ -153,11 +153,11 @@ def _archive(settings: ArchiveSettings, address: tuple[str, int] | None) -> Numb
 
 def _repair(settings: ArchiveSettings, *, as_json: bool) -> None:
     from synapse_replication.pipeline.archive.repair import repair_archive
-    from synapse_replication.pipeline.spark.session import spark_job
+    from synapse_replication.pipeline.spark.session import SparkJob
 
     source = settings.source_options()
     assert source is not None
-    with spark_job("synapse-replication repair", master=settings.master) as spark:
+    with SparkJob("synapse-replication repair", master=settings.master) as spark:
         repairs = repair_archive(
             settings.archive, source, spark, lambda text: echo(text, err=True)
         )
@@ -230,11 +230,11 @@ def export_command(
     """
     from synapse_replication.pipeline.export import export_rows
     from synapse_replication.pipeline.progress import JobProgress
-    from synapse_replication.pipeline.spark.session import spark_job
+    from synapse_replication.pipeline.spark.session import SparkJob
 
     with (
         JobProgress(sys.stderr, 1) as progress,
-        spark_job(
+        SparkJob(
             "synapse-replication export", master=master, progress=progress
         ) as spark,
     ):

@@ -182,7 +182,9 @@ class _ArchiveJob:
         options, limit = self._settings.source_options(), self._settings.batch_ids
         self._store = ArchiveStore.at(self._settings.archive)
         self._numbers = Numbers()
-        self._spark = SparkJob("synapse-replication archive", self._settings.master)
+        self._spark = SparkJob(
+            "synapse-replication archive", master=self._settings.master
+        )
         self._rows: RowsArchiver | None = None
         if options is not None:
             self._rows = RowsArchiver(

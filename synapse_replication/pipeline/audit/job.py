@@ -37,7 +37,7 @@ from synapse_replication.pipeline.scan import Batches, Scan, Spark
 from synapse_replication.pipeline.schemas import ROWS_SCHEMA, with_texts
 from synapse_replication.pipeline.settings import PipelineSettings
 from synapse_replication.pipeline.source.planning import scan_ids, scan_rows
-from synapse_replication.pipeline.spark.session import own_session, spark_job
+from synapse_replication.pipeline.spark.session import SparkJob, own_session
 from synapse_replication.pipeline.wire_lines import scan_recordings
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def run_audit(
     rows = count_rows(settings, archived, recordings)
     with (
         JobProgress(sys.stderr, AUDIT_STEPS) as progress,
-        spark_job("synapse-replication audit", master=master, progress=progress) as job,
+        SparkJob("synapse-replication audit", master=master, progress=progress) as job,
     ):
         job.start(rows)
         found = audited(

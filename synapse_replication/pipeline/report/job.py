@@ -27,7 +27,7 @@ from synapse_replication.pipeline.result_folder import (
 )
 from synapse_replication.pipeline.settings import PipelineSettings
 from synapse_replication.pipeline.source.planning import scan_rows
-from synapse_replication.pipeline.spark.session import own_session, spark_job
+from synapse_replication.pipeline.spark.session import SparkJob, own_session
 from synapse_replication.text import counted, duration
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def run_report(
     audits = settings is not None and findings is None and with_audit
     name, steps = "synapse-replication report", _STEPS + AUDIT_STEPS * audits
     with JobProgress(sys.stderr, steps) as progress:
-        with spark_job(name, master=master, progress=progress) as spark:
+        with SparkJob(name, master=master, progress=progress) as spark:
             spark.start(rows if audits or has_lines else rows // tallies.ROWS_PER_TALLY)
             if audits:
                 assert settings is not None

@@ -14,7 +14,7 @@ from typing import Final
 
 from synapse_replication.pipeline.spark.class_archive import ClassArchive
 from synapse_replication.pipeline.spark.java import find_java
-from synapse_replication.pipeline.spark.session import spark_job
+from synapse_replication.pipeline.spark.session import SparkJob
 
 #: What the statements of jobs use: joins, aggregates, windows and arrays.
 _STATEMENT: Final = """
@@ -43,7 +43,7 @@ def make(new: str, extra: str, of_spark: str) -> bool:
     :return: whether jobs can use it.
     :raises SparkMissingError: if Java or PySpark is missing, or Java does not start.
     """
-    with spark_job("synapse-replication class archive", master="local[2]") as spark:
+    with SparkJob("synapse-replication class archive", master="local[2]") as spark:
         spark.start(0)
         spark().sql(_STATEMENT).toArrow()
         numbers = spark().range(0, 2, numPartitions=2)

@@ -28,10 +28,10 @@ from synapse_replication.pipeline.progress import JobProgress
 from synapse_replication.pipeline.spark.settings import own_settings
 from synapse_replication.pipeline.spark.start import (
     JavaStart,
-    UserSettings,
     check_master,
     spark_home,
 )
+from synapse_replication.pipeline.spark.user_settings import UserSettings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -237,7 +237,11 @@ class SparkJob(contextlib.AbstractContextManager["SparkJob"]):
     """
 
     def __init__(
-        self, app_name: str, master: str | None, progress: JobProgress | None = None
+        self,
+        app_name: str,
+        *,
+        master: str | None = None,
+        progress: JobProgress | None = None,
     ) -> None:
         self.started: Callable[[], object] = lambda: None
         self._own = _Session(app_name, master, {})
@@ -277,13 +281,6 @@ class SparkJob(contextlib.AbstractContextManager["SparkJob"]):
     def __exit__(self, *exception: Any) -> bool | None:
         """End what this object has started. A session that existed before goes on."""
         return self._stack.__exit__(*exception)
-
-
-def spark_job(
-    app_name: str, *, master: str | None = None, progress: JobProgress | None = None
-) -> SparkJob:
-    """Return the Spark of a job, as a context; see :class:`SparkJob`."""
-    return SparkJob(app_name, master, progress)
 
 
 # -- errors ------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from synapse_replication.pipeline.export import export_rows
 from synapse_replication.pipeline.report.job import run_report
 from synapse_replication.pipeline.settings import PipelineSettings
 from synapse_replication.pipeline.source import planning
-from synapse_replication.pipeline.spark.session import spark_job
+from synapse_replication.pipeline.spark.session import SparkJob
 from synapse_replication.testing.servers import PrivatePostgres
 from tests.external import skip_reason
 from tests.external.cluster.cluster import StandaloneCluster
@@ -104,7 +104,7 @@ class JobsTests(SynchronousTestCase):
         self.assertEqual([each for each in found if each["severity"] == "error"], [])
         run_report(self.settings, str(self.folder / "report"), with_audit=False)
         both_worked("report")
-        with spark_job("export") as spark:
+        with SparkJob("export") as spark:
             out = str(self.folder / "export")
             rows = export_rows(archive, out, "parquet", None, spark)
         self.assertEqual(rows, local.rows)

@@ -14,9 +14,9 @@ from twisted.trial.unittest import SynchronousTestCase
 from synapse_replication.errors import PipelineError
 from synapse_replication.pipeline.progress import JobProgress, Tasks
 from synapse_replication.pipeline.spark.session import (
+    SparkJob,
     make_session,
     spark_errors_shortened,
-    spark_job,
 )
 from tests.pipeline.shared_session import shared_session
 
@@ -97,7 +97,7 @@ class SettingsTests(SynchronousTestCase):
         settings: dict[str, str] = {}
         self.patch(SparkContext, "_active_spark_context", None)
         self.patch(SparkSession, "builder", _Builder(settings))
-        with spark_job("test") as spark:
+        with SparkJob("test") as spark:
             spark.start(rows)
             spark()
         return settings
@@ -134,7 +134,7 @@ class JobTests(SynchronousTestCase):
         out = io.StringIO()
         session = shared_session()
         progress = JobProgress(out, 1)
-        with progress, spark_job("test", progress=progress) as spark:
+        with progress, SparkJob("test", progress=progress) as spark:
             spark.start()
             progress.begin("count rows")
             self.assertIs(spark(), session)
@@ -156,7 +156,7 @@ class JobTests(SynchronousTestCase):
         counts = []
 
         def run() -> None:
-            with spark_job("test") as spark:
+            with SparkJob("test") as spark:
                 counts.append(spark().range(3).count())
 
         thread = threading.Thread(target=run)
@@ -166,7 +166,7 @@ class JobTests(SynchronousTestCase):
 
     def test_failure(self) -> None:
         """An exception of Spark is one line."""
-        with self.assertRaises(PipelineError) as caught, spark_job("test") as spark:
+        with self.assertRaises(PipelineError) as caught, SparkJob("test") as spark:
             spark().sql("SELECT nothing_like_that")
         self.assertEqual(len(str(caught.exception).splitlines()), 1)
 
