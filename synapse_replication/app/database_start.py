@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
+from twisted.internet.interfaces import IReactorFromThreads
 from twisted.logger import Logger
 
 from synapse_replication.app.stop_steps import StopSteps
@@ -19,11 +19,14 @@ from synapse_replication.storage.standby import (
 )
 from synapse_replication.storage.writer_lock import WriterLock
 from synapse_replication.text import process_label
+from synapse_replication.transport.reactor import IReactor
 
 _log = Logger()
 
 
-def make_database(options: ReplicationOptions, reactor: Any) -> Database | None:
+def make_database(
+    options: ReplicationOptions, reactor: IReactorFromThreads
+) -> Database | None:
     """Return the pool of connections of a process; ``None`` if it has no database."""
     database = options.database
     if database is None:
@@ -78,7 +81,7 @@ async def wait_for_database(
 async def lock_name(
     options: ReplicationOptions,
     database: Database,
-    reactor: Any,
+    reactor: IReactor,
     stops: StopSteps,
     name_lost: Callable[[StorageError], object],
 ) -> None:

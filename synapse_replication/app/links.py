@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from synapse_replication.app.stop_steps import StopSteps
 from synapse_replication.config.redis import explained_redis_files
 from synapse_replication.config.replication_options import ReplicationOptions
+from synapse_replication.transport.reactor import IReactor
 
 if TYPE_CHECKING:
     from synapse_replication.tcp.factory import DirectTcpReplicationClientFactory
@@ -42,7 +43,7 @@ def connect_redis(
 
 def connect_direct_tcp(
     make_client: Callable[[], DirectTcpReplicationClientFactory],
-    reactor: Any,
+    reactor: IReactor,
     options: ReplicationOptions,
     stops: StopSteps,
 ) -> None:

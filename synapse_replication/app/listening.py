@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-from typing import Any
 
 import attrs
 from twisted.internet.error import CannotListenError
@@ -14,13 +13,14 @@ from synapse_replication.app.stop_steps import StopSteps
 from synapse_replication.config.endpoints import listener_descriptions, server_endpoint
 from synapse_replication.config.listener_safety import Listener
 from synapse_replication.config.replication_options import ReplicationOptions
+from synapse_replication.transport.reactor import IReactor
 
 
 @attrs.define(eq=False, repr=False)
 class Listening:
     """Opens ports, and closes them when the process stops."""
 
-    _reactor: Any
+    _reactor: IReactor
     _options: ReplicationOptions
     _stops: StopSteps
 

@@ -70,6 +70,7 @@ from synapse_replication.storage.open_transactions import Session, find_session
 from synapse_replication.storage.stuck_id_watch import STUCK_AFTER
 from synapse_replication.streams.stuck_ids import StuckId
 from synapse_replication.text import printable
+from synapse_replication.transport.reactor import IReactor
 from synapse_replication.wire.commands import (
     Command,
     PositionCommand,
@@ -371,7 +372,7 @@ class Monitor(Service):
     """
 
     def __init__(
-        self, config: ProcessConfig, reactor: Any, *, host: str, port: int
+        self, config: ProcessConfig, reactor: IReactor, *, host: str, port: int
     ) -> None:
         self._config = config
         self._reactor = reactor
@@ -466,7 +467,7 @@ class Monitor(Service):
         root = make_root(
             frozenset({"health", "metrics"}), self.registry, self.status.snapshot
         )
-        site = BoundedSite(
+        site: Any = BoundedSite(
             root,
             served_hosts([host], self._config.allowed_hosts),
             guarded=None,

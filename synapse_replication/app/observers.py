@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from twisted.logger import Logger
 
@@ -17,6 +17,7 @@ from synapse_replication.instrumentation.status.stalls import StallLog
 from synapse_replication.instrumentation.status.status_observer import StatusObserver
 from synapse_replication.instrumentation.turns import ReactorTurns
 from synapse_replication.storage.stuck_id_watch import StreamIds, StuckIdWatch
+from synapse_replication.transport.reactor import IReactor
 
 if TYPE_CHECKING:
     from synapse_replication.app.tracing_export import SpanExport
@@ -71,7 +72,7 @@ class ProcessObservers:
 
     def start(
         self,
-        reactor: Any,
+        reactor: IReactor,
         handler: ReplicationCommandHandler,
         ids: Callable[[], Mapping[str, StreamIds]],
     ) -> None:

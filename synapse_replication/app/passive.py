@@ -32,6 +32,7 @@ from synapse_replication.redis.sentinel import RedisMaster
 from synapse_replication.redis.subscriber import SubscriberFactory
 from synapse_replication.tcp.factory import DirectTcpReplicationClientFactory
 from synapse_replication.tcp.protocol import ClientReplicationStreamProtocol
+from synapse_replication.transport.reactor import IReactor
 from synapse_replication.wire.rdata import ReceivedItem
 
 #: A callback that is called with ``(channel, line)`` for each line.
@@ -80,7 +81,7 @@ class PassiveRedisLink:
 
     def __init__(
         self,
-        reactor: Any,
+        reactor: IReactor,
         options: RedisOptions,
         server_name: str,
         tap: Tap,
@@ -160,7 +161,7 @@ class Follower(Service):
     """
 
     _config: ProcessConfig
-    _reactor: Any
+    _reactor: IReactor
     _name: str
     _tap: Tap
     _finish: Callable[[], object]

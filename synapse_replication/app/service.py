@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, overload
 from prometheus_client import CollectorRegistry
 from twisted.application.service import MultiService, Service
 from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.interfaces import IReactorCore
 from twisted.logger import Logger, LogLevel
 from twisted.python.failure import Failure
 from typing_extensions import override
@@ -70,6 +71,7 @@ from synapse_replication.storage.database import Database
 from synapse_replication.streams.backlog import BacklogOptions
 from synapse_replication.streams.standard.registry import MAIN_INSTANCE
 from synapse_replication.text import outgoing_label
+from synapse_replication.transport.reactor import as_reactor
 from synapse_replication.wire.commands import ClearUserSyncsCommand
 
 if TYPE_CHECKING:
@@ -131,7 +133,7 @@ class Replication(Service):
 
     def __init__(
         self,
-        reactor: Any,
+        reactor: IReactorCore,
         options: ReplicationOptions,
         sink: interfaces.RowSink | None = None,
         *,
@@ -143,9 +145,9 @@ class Replication(Service):
         self._options = options
         for module in _modules_needed(options):
             import_module(module)
-        self._reactor = reactor
+        self._reactor = as_reactor(reactor)
         self._modules = modules
-        self._clock = ReactorClock(reactor)
+        self._clock = ReactorClock(self._reactor)
         #: The registry of this process's metrics.
         self.metrics_registry = CollectorRegistry()
         self._spans = _make_spans(options)
@@ -159,12 +161,12 @@ class Replication(Service):
         self.sink: interfaces.RowSink = PositionsOnlySink() if sink is None else sink
         if command_sink is not None:
             self.host.commands = command_sink
-        self._stops = StopSteps(reactor)
+        self._stops = StopSteps(self._reactor)
         self._wiring = Wiring(
             self.host, self._observers, options, self._stops, serves_backlog=True
         )
         self._client, self._http_pool = self._make_client()
-        self._database = make_database(options, reactor)
+        self._database = make_database(options, self._reactor)
         self.services = MultiService()  # type: ignore[no-untyped-call]
         self.started: Deferred[None] = Deferred()
         self.lost: Deferred[None] = Deferred()
@@ -680,7 +682,7 @@ def _ignore_cancellation(failure: Failure) -> None:
     failure.trap(CancelledError)  # type: ignore[no-untyped-call]
 
 
-def make_process(config: ProcessConfig, reactor: Any) -> Replication:
+def make_process(config: ProcessConfig, reactor: IReactorCore) -> Replication:
     """Return the service of a main process or a worker.
 
     :raises ConfigError: if a function that the configuration names cannot be imported,

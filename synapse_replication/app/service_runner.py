@@ -18,11 +18,13 @@ from typing import Any, Protocol, TextIO
 import attrs
 from twisted import logger
 from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IReactorCore
 from twisted.python.failure import Failure
 
 from synapse_replication.errors import ReplicationError
 from synapse_replication.instrumentation.log_file import LogFile, clean_lines, json_line
 from synapse_replication.text import printable_lines
+from synapse_replication.transport.reactor import IReactor, as_reactor
 
 #: The interpreter's thread switch interval, in s.
 SWITCH_INTERVAL = 0.0005
@@ -79,7 +81,7 @@ def _to_text(event: logger.LogEvent) -> str | None:
 
 
 def run_service(
-    reactor: Any, make: Callable[[], Runnable], stderr: TextIO | None = None
+    reactor: IReactorCore, make: Callable[[], Runnable], stderr: TextIO | None = None
 ) -> int:
     """Run a service until a signal arrives.
 
@@ -96,8 +98,8 @@ def run_service(
     """
     # By default, a reactor's clock is the system's. If that is set back by hours, no
     # timer that was set before fires for hours: heartbeats and reconnections stop.
-    reactor.seconds = time.monotonic
-    process = _Process(reactor, make, stderr or sys.stderr)
+    reactor.seconds = time.monotonic  # type: ignore[attr-defined]
+    process = _Process(as_reactor(reactor), make, stderr or sys.stderr)
     reactor.callWhenRunning(process.start)
     reactor.run()
     return process.status
@@ -107,7 +109,7 @@ def run_service(
 class _Process:
     log = logger.Logger()
 
-    _reactor: Any
+    _reactor: IReactor
     _make: Callable[[], Runnable]
     _stderr: TextIO
     _service: Runnable | None = attrs.field(default=None, init=False)

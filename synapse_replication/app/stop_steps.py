@@ -8,6 +8,7 @@ from typing import Any
 
 import attrs
 from twisted.internet.defer import Deferred, TimeoutError
+from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
 from synapse_replication.handlers.asyncio_tasks import run_in_task
@@ -26,7 +27,7 @@ class StopSteps:
 
     log = Logger()
 
-    _reactor: Any
+    _reactor: IReactorTime
     _timeout: float = DRAIN_TIMEOUT
     _steps: list[tuple[str, Callable[[], Any]]] = attrs.field(factory=list, init=False)
 

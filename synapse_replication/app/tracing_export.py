@@ -31,6 +31,7 @@ from twisted.logger import Logger, LogLevel
 from synapse_replication import __version__
 from synapse_replication.config.shared_options import TracingOptions
 from synapse_replication.instrumentation.logs import RateLimit
+from synapse_replication.transport.reactor import IReactor
 
 #: The timeout of a request to the collector, in s. In recent versions of the exporter,
 #: it includes the retries; in older versions, it applies to each attempt.
@@ -77,7 +78,7 @@ class SpanExport:
         )
         self.tracer = provider.get_tracer("synapse_replication", __version__)
 
-    def stop(self, reactor: Any) -> Deferred[None] | None:
+    def stop(self, reactor: IReactor) -> Deferred[None] | None:
         """Send the waiting spans.
 
         If this takes longer than :data:`EXPORT_TIMEOUT`, no further batch of spans is

@@ -19,7 +19,7 @@ are sent, then the extension's goodbye, and the links are closed before the obse
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import attrs
 
@@ -41,6 +41,7 @@ from synapse_replication.handlers.receiving.partial_resync import (
 from synapse_replication.handlers.sending.streamer import ReplicationStreamer
 from synapse_replication.streams.backlog import Backlog
 from synapse_replication.text import process_label
+from synapse_replication.transport.reactor import IReactor
 
 if TYPE_CHECKING:
     from synapse_replication.handlers.admission import DeclaredWriters
@@ -140,7 +141,7 @@ class Wiring:
             )
 
     def start_observers(
-        self, reactor: Any, ids: Callable[[], Mapping[str, StreamIds]]
+        self, reactor: IReactor, ids: Callable[[], Mapping[str, StreamIds]]
     ) -> None:
         """Start the observers; see :meth:`.ProcessObservers.start`."""
         self._observers.start(reactor, self.handler, ids)

@@ -15,6 +15,7 @@ import click
 
 from synapse_replication.errors import ConfigError
 from synapse_replication.text import counted, printable, printable_lines
+from synapse_replication.transport.reactor import IReactor, as_reactor
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -138,9 +139,9 @@ log_option = click.option(
 )
 
 
-def get_reactor() -> Any:
+def get_reactor() -> IReactor:
     """Return the process's reactor."""
     # Imported here only: all other code receives the reactor as an argument.
     from twisted.internet import reactor  # noqa: TID251
 
-    return reactor
+    return as_reactor(reactor)

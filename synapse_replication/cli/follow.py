@@ -24,6 +24,7 @@ from synapse_replication.config.process import ProcessConfig
 from synapse_replication.errors import RemoteProtocolError
 from synapse_replication.streams.rows import encode_json
 from synapse_replication.text import printable
+from synapse_replication.transport.reactor import IReactor
 from synapse_replication.wire.commands import (
     Command,
     PositionCommand,
@@ -209,7 +210,7 @@ class Follow:
 
 def make_follower(
     config: ProcessConfig,
-    reactor: Any,
+    reactor: IReactor,
     *,
     filters: Filters,
     as_json: bool,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any, TextIO
+from typing import TextIO
 
 import attrs
 
 from synapse_replication.errors import ReplicationError
+from synapse_replication.transport.reactor import IReactor
 
 
 @attrs.define(eq=False, repr=False)
@@ -23,7 +24,7 @@ class Output:
     """
 
     _out: TextIO
-    _reactor: Any
+    _reactor: IReactor
     _fail: Callable[[ReplicationError], object]
     _flushing: bool = attrs.field(default=False, init=False)
     _has_failed: bool = attrs.field(default=False, init=False)

@@ -24,6 +24,7 @@ from synapse_replication.handlers.events import LinkDown
 from synapse_replication.handlers.observer import ReplicationObserver, handles
 from synapse_replication.instrumentation.log_file import LogFile
 from synapse_replication.recordings.writer import RecordingFiles, RecordingWriteError
+from synapse_replication.transport.reactor import IReactor
 
 
 class _LossObserver(ReplicationObserver):
@@ -38,7 +39,7 @@ class _LossObserver(ReplicationObserver):
 
 
 def make_recorder(
-    config: ProcessConfig, reactor: Any, files: RecordingFiles
+    config: ProcessConfig, reactor: IReactor, files: RecordingFiles
 ) -> Follower:
     """Return a service that records the traffic of a deployment.
 

@@ -35,6 +35,7 @@ from synapse_replication.storage.database import Database
 from synapse_replication.storage.id_streams import row_stream_of
 from synapse_replication.streams.rows import encode_json
 from synapse_replication.text import printable
+from synapse_replication.transport.reactor import IReactor
 from synapse_replication.wire.commands import parse_command_from_line
 
 
@@ -127,7 +128,7 @@ class _Run:
 
 def make_meter(
     config: ProcessConfig,
-    reactor: Any,
+    reactor: IReactor,
     *,
     streams: Collection[str],
     as_json: bool,
@@ -178,8 +179,8 @@ def make_meter(
     return follower
 
 
-def _serve_metrics(reactor: Any, port: int, registry: CollectorRegistry) -> Any:
+def _serve_metrics(reactor: IReactor, port: int, registry: CollectorRegistry) -> Any:
     root = Resource()  # type: ignore[no-untyped-call]
     root.putChild(b"metrics", metrics_resource(registry))
-    site = Site(root)  # type: ignore[no-untyped-call]
+    site: Any = Site(root)  # type: ignore[no-untyped-call]
     return reactor.listenTCP(port, site, interface="127.0.0.1")

@@ -16,6 +16,7 @@ from synapse_replication.config.unix_sockets import UnixSocketEndpoint
 from synapse_replication.errors import ConfigError
 from synapse_replication.redis.options import CONNECT_TIMEOUT
 from synapse_replication.transport.host_names import checked_host, checked_socket_path
+from synapse_replication.transport.reactor import IReactor
 from synapse_replication.transport.resolving import host_endpoint
 from synapse_replication.transport.tls import TlsConfig
 
@@ -25,7 +26,7 @@ _PARSE_ERRORS: Final = (ValueError, TypeError, OSError, RuntimeError, crypto.Err
 
 
 def client_endpoint(
-    reactor: Any, description: str, options: ReplicationOptions
+    reactor: IReactor, description: str, options: ReplicationOptions
 ) -> IStreamClientEndpoint:
     """Return the endpoint to which direct TCP connects.
 
@@ -58,7 +59,7 @@ def client_endpoint(
 
 
 def server_endpoint(
-    reactor: Any, description: str, options: ReplicationOptions
+    reactor: IReactor, description: str, options: ReplicationOptions
 ) -> IStreamServerEndpoint:
     """Return an endpoint to listen on.
 
@@ -81,7 +82,7 @@ def server_endpoint(
 
 
 def _unix_endpoint(
-    reactor: Any, arguments: Sequence[str], named: Mapping[str, str]
+    reactor: IReactor, arguments: Sequence[str], named: Mapping[str, str]
 ) -> IStreamServerEndpoint:
     unknown = named.keys() - {"address", "mode", "backlog", "lockfile"}
     path = named.get("address") or (arguments[0] if arguments else "")
@@ -93,7 +94,7 @@ def _unix_endpoint(
 
 
 def _client_verifying_endpoint(
-    reactor: Any,
+    reactor: IReactor,
     port: str,
     *,
     caCertsDir: str,

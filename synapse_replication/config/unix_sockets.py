@@ -33,6 +33,8 @@ from twisted.python.failure import Failure
 from typing_extensions import override
 from zope.interface import implementer
 
+from synapse_replication.transport.reactor import IReactor
+
 #: How long to wait for the answer of a listening process, in s. It is immediate, except
 #: that a full queue of connections delays it.
 _CONNECT_TIMEOUT = 0.5
@@ -47,7 +49,7 @@ class UnixSocketEndpoint:
     :ivar backlog: the most connections that wait to be accepted.
     """
 
-    _reactor: Any
+    _reactor: IReactor
     path: str
     mode: int
     backlog: int = 50

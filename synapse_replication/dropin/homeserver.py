@@ -11,15 +11,9 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from twisted.internet.defer import Deferred
-from twisted.internet.interfaces import (
-    IDelayedCall,
-    IReactorCore,
-    IReactorFromThreads,
-    IReactorSSL,
-    IReactorTCP,
-    IReactorTime,
-    IReactorUNIX,
-)
+from twisted.internet.interfaces import IDelayedCall
+
+from synapse_replication.transport.reactor import IReactor
 
 if TYPE_CHECKING:
     from psycopg2.extensions import connection
@@ -28,17 +22,6 @@ if TYPE_CHECKING:
     from synapse_replication.handlers.sending.streamer import ReplicationStreamer
 
 T = TypeVar("T")
-
-
-class IHomeserverReactor(
-    IReactorCore,
-    IReactorFromThreads,
-    IReactorSSL,
-    IReactorTCP,
-    IReactorTime,
-    IReactorUNIX,
-):
-    """The interfaces of a homeserver's reactor; simulated in tests."""
 
 
 class HomeserverClock(Protocol):
@@ -376,7 +359,7 @@ class Homeserver(Protocol):
     def get_instance_id(self) -> str:
         """Return the random id of this start."""
 
-    def get_reactor(self) -> IHomeserverReactor:
+    def get_reactor(self) -> IReactor:
         """Return the reactor."""
 
     def get_clock(self) -> HomeserverClock:

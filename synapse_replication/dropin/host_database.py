@@ -38,7 +38,6 @@ from twisted.python.failure import Failure
 from synapse_replication.dropin.homeserver import (
     DatabaseConnection,
     DatabasePool,
-    IHomeserverReactor,
 )
 from synapse_replication.errors import NameLostError
 from synapse_replication.handlers.waiters import Waiters
@@ -53,6 +52,7 @@ from synapse_replication.storage.lost_answers import (
 from synapse_replication.storage.open_transactions import POLL_SECONDS, end_session
 from synapse_replication.streams.writer import TransactionOutcome
 from synapse_replication.streams.writer_table import Effect, TransactionEvent
+from synapse_replication.transport.reactor import IReactor
 
 T = TypeVar("T")
 
@@ -107,9 +107,7 @@ class HostConnections:
     :ivar admission: the name that this process has acquired, if any.
     """
 
-    def __init__(
-        self, pool: Any, database: HostDatabase, reactor: IHomeserverReactor
-    ) -> None:
+    def __init__(self, pool: Any, database: HostDatabase, reactor: IReactor) -> None:
         self.admission: Admission | None = None
         self._database = database
         self._reactor = reactor
@@ -393,7 +391,7 @@ def end_predecessors(db_conn: DatabaseConnection, instance_name: str) -> None:
         time.sleep(POLL_SECONDS)
 
 
-def _stop_process(reactor: IHomeserverReactor, lost: NameLostError) -> None:
+def _stop_process(reactor: IReactor, lost: NameLostError) -> None:
     """Stop the host, and let it exit with status 1."""
     if not _stopping:
         _stopping.append(lost)

@@ -45,6 +45,7 @@ from synapse_replication.instrumentation.hooks import ReplicationHooks
 from synapse_replication.instrumentation.prometheus import METRICS, ReplicationMetrics
 from synapse_replication.instrumentation.status.model import encode_status
 from synapse_replication.instrumentation.status.status_observer import StatusObserver
+from synapse_replication.transport.reactor import IReactor
 
 if TYPE_CHECKING:
     from synapse_replication.app.supervision import SystemdNotifier
@@ -101,7 +102,7 @@ class HostObservers(ProcessObservers):
     @override
     def start(
         self,
-        reactor: Any,
+        reactor: IReactor,
         handler: ReplicationCommandHandler,
         ids: Callable[[], Mapping[str, StreamIds]],
     ) -> None:

@@ -28,7 +28,7 @@ import attrs
 from hyperlink import URL, DecodedURL
 from treq.client import HTTPClient
 from twisted.internet.endpoints import UNIXClientEndpoint, wrapClientTLS
-from twisted.internet.interfaces import IStreamClientEndpoint
+from twisted.internet.interfaces import IReactorTime, IStreamClientEndpoint
 from twisted.internet.protocol import Protocol as TwistedProtocol, connectionDone
 from twisted.protocols.policies import ProtocolWrapper, WrappingFactory
 from twisted.python.components import proxyForInterface
@@ -43,6 +43,7 @@ from synapse_replication.errors import ResponseTooLargeError
 from synapse_replication.http.location import InstanceLocation
 from synapse_replication.streams.rows import count_values
 from synapse_replication.transport.host_names import needs_resolving
+from synapse_replication.transport.reactor import IReactor
 from synapse_replication.transport.resolving import host_endpoint
 from synapse_replication.transport.tls import TlsConfig
 
@@ -100,7 +101,7 @@ def _digest(text: str) -> str:
 class _Endpoints:
     def __init__(
         self,
-        reactor: Any,
+        reactor: IReactor,
         locations: Iterable[InstanceLocation],
         tls_for: Callable[[str], Any],
     ) -> None:
@@ -205,7 +206,7 @@ class _BoundedHead(ProtocolWrapper):
 
 
 def make_agent(
-    reactor: Any,
+    reactor: IReactor,
     locations: Mapping[str, InstanceLocation],
     tls_for: Callable[[str], Any] = _trust_system,
 ) -> tuple[IAgent, Any]:
@@ -232,7 +233,7 @@ async def get(
     url: DecodedURL,
     headers: Mapping[str, str],
     *,
-    reactor: Any,
+    reactor: IReactorTime,
     max_length: int,
     max_values: int,
 ) -> tuple[int, bytes]:
@@ -254,7 +255,8 @@ async def get(
             headers=Headers({name: [value] for name, value in headers.items()}),
             allow_redirects=False,
             unbuffered=True,
-            reactor=reactor,
+            # treq declares a type of its own; it needs a reactor only for its timeouts.
+            reactor=cast(Any, reactor),
         )
         code = int(response.code)
         try:
@@ -278,7 +280,7 @@ class _BoundedAgent:
     """
 
     _agent: IAgent
-    _clock: Any
+    _clock: IReactorTime
     _max_length: int
     _max_values: int
     _body: _BoundedBody | None = attrs.field(default=None, init=False)

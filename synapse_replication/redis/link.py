@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from twisted.internet.defer import TimeoutError
+from twisted.internet.interfaces import IReactorCore
 
 from synapse_replication.handlers.events import ConnectionBuffers
 from synapse_replication.handlers.extension.extension import ReplicationExtension
@@ -22,6 +23,7 @@ from synapse_replication.redis.sender_protocol import SenderFactory
 from synapse_replication.redis.sentinel import RedisMaster
 from synapse_replication.redis.subscriber import SubscriberFactory
 from synapse_replication.transport.buffers import read_buffers
+from synapse_replication.transport.reactor import as_reactor
 
 #: Time limit of waiting for the last acknowledgements, and of closing afterwards, in s.
 STOP_TIMEOUT = 3.0
@@ -53,7 +55,7 @@ class RedisReplicationLink:
 
     def __init__(
         self,
-        reactor: Any,
+        reactor: IReactorCore,
         options: RedisOptions,
         server_name: str,
         command_handler: ConnectionHandler,
@@ -69,18 +71,18 @@ class RedisReplicationLink:
         jitter: Callable[[], float] = random.random,
     ) -> None:
         # This method is long, because it wires all parts of the link together.
-        self._reactor = reactor
+        self._reactor = as_reactor(reactor)
         common: dict[str, Any] = {
             **options.for_factory(),
             "replyTimeout": reply_timeout,
-            "clock": reactor,
+            "clock": self._reactor,
             "observer": observer,
             "ping_interval": ping_interval,
             "handshake_timeout": handshake_timeout,
             "jitter": jitter,
         }
         self.sender = RedisSender(
-            reactor,
+            self._reactor,
             observer,
             on_lost,
             on_connected=extension.sending_resumed if extension else None,
@@ -96,8 +98,8 @@ class RedisReplicationLink:
             sender=self.sender,
             extension=extension,
         )
-        self.cache = ExternalCache(self._outbound, reactor, observer)
-        self._master = RedisMaster(reactor, options, observer)
+        self.cache = ExternalCache(self._outbound, self._reactor, observer)
+        self._master = RedisMaster(self._reactor, options, observer)
 
     def start(self) -> None:
         """Open both connections. They reconnect until :meth:`stop`.

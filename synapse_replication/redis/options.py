@@ -18,6 +18,7 @@ from synapse_replication.transport.host_names import (
     checked_socket_path,
     host_port,
 )
+from synapse_replication.transport.reactor import IReactor
 from synapse_replication.transport.resolving import connect_to_host
 from synapse_replication.transport.tls import TlsConfig
 
@@ -122,7 +123,10 @@ class RedisOptions:
         }
 
     def connect(
-        self, reactor: Any, factory: ClientFactory, timeout: float = CONNECT_TIMEOUT
+        self,
+        reactor: IReactor,
+        factory: ClientFactory,
+        timeout: float = CONNECT_TIMEOUT,
     ) -> IConnector:
         """Open one connection to ``path``, or else to ``host`` and ``port``.
 

@@ -39,6 +39,7 @@ from synapse_replication.redis.factory import SynapseRedisFactory
 from synapse_replication.redis.options import HostPort, RedisOptions, SentinelOptions
 from synapse_replication.redis.resp import ReplyParser, encode
 from synapse_replication.transport.error_text import error_text
+from synapse_replication.transport.reactor import IReactor
 
 #: The interval between queries for the master's address, in s.
 MASTER_QUERY_INTERVAL = 5.0
@@ -63,7 +64,7 @@ class RedisMaster:
     """
 
     def __init__(
-        self, reactor: Any, options: RedisOptions, observer: ReplicationObserver
+        self, reactor: IReactor, options: RedisOptions, observer: ReplicationObserver
     ) -> None:
         self._reactor = reactor
         self._options = options
@@ -195,7 +196,7 @@ class MasterConnector(ClientFactory):
     noisy = False
 
     _master: RedisMaster
-    _reactor: Any
+    _reactor: IReactor
     _options: RedisOptions
     factory: SynapseRedisFactory
     _search: Deferred[HostPort] | None = attrs.field(default=None, init=False)

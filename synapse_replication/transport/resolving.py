@@ -26,6 +26,7 @@ from typing_extensions import override
 from zope.interface import implementer
 
 from synapse_replication.transport.host_names import is_ip_address, needs_resolving
+from synapse_replication.transport.reactor import IReactor
 
 
 @implementer(IResolutionReceiver)
@@ -57,7 +58,7 @@ class _Addresses:
             self._found.callback(sorted(self._addresses, key=lambda each: ":" in each))
 
 
-def resolve(reactor: Any, host: str, port: int) -> Deferred[list[str]]:
+def resolve(reactor: IReactor, host: str, port: int) -> Deferred[list[str]]:
     """Return the addresses of a host, the IPv4 addresses first.
 
     The Deferred fails with ``DNSLookupError`` if there are none.
@@ -73,7 +74,7 @@ def resolve(reactor: Any, host: str, port: int) -> Deferred[list[str]]:
 
 
 def host_endpoint(
-    reactor: Any, host: str, port: int, timeout: float
+    reactor: IReactor, host: str, port: int, timeout: float
 ) -> IStreamClientEndpoint:
     """Return an endpoint that connects to a host by TCP.
 
@@ -95,7 +96,7 @@ def host_endpoint(
 class _ResolvingEndpoint:
     """Resolves a name that ``HostnameEndpoint`` rejects, and tries its addresses."""
 
-    _reactor: Any
+    _reactor: IReactor
     _host: str
     _port: int
     _timeout: float
@@ -157,7 +158,7 @@ class ResolvingConnector:
 
     def __init__(
         self,
-        reactor: Any,
+        reactor: IReactor,
         host: str,
         port: int,
         factory: Any,
@@ -243,7 +244,7 @@ class ResolvingConnector:
 
 
 def connect_to_host(
-    reactor: Any,
+    reactor: IReactor,
     host: str,
     port: int,
     factory: Any,

@@ -25,6 +25,7 @@ from synapse_replication.handlers.observer import ReplicationObserver, handles
 from synapse_replication.redis.options import RedisOptions, SentinelOptions
 from synapse_replication.redis.resp import ReplyParser, encode
 from synapse_replication.testing.servers import PrivateRedis, shared_redis
+from synapse_replication.transport.reactor import as_reactor
 from tests.support.sentinel import PrivateSentinel
 
 
@@ -128,7 +129,7 @@ class PassiveRedisLinkTests(TestCase):
 
         observer = Subscribed()
         link = PassiveRedisLink(
-            reactor,
+            as_reactor(reactor),
             options,
             "follow.test",
             record,
@@ -165,7 +166,7 @@ class FollowerTests(TestCase):
         ended: list[str] = []
         follower = Follower(
             config,
-            reactor,
+            as_reactor(reactor),
             "follow",
             lambda *_: None,
             lambda: ended.append("finish"),

@@ -86,7 +86,7 @@ class RunServiceTests(SynchronousTestCase):
     def setUp(self) -> None:
         for number in (*_SIGNALS, signal.SIGHUP):
             self.addCleanup(signal.signal, number, signal.getsignal(number))
-        self.reactor = FakeReactor()
+        self.reactor: Any = FakeReactor()
         self.service = FakeService()
         self.stderr = io.StringIO()
 
@@ -119,7 +119,7 @@ class RunServiceTests(SynchronousTestCase):
         gc.unfreeze()
         service = FakeService()
         service.started.callback(None)
-        run_service(FakeReactor(), lambda: service)
+        run_service(self.reactor, lambda: service)
         self.assertGreater(gc.get_freeze_count(), 1000)
 
     def test_threads_do_not_wait_long(self) -> None:
@@ -127,7 +127,7 @@ class RunServiceTests(SynchronousTestCase):
         self.addCleanup(sys.setswitchinterval, sys.getswitchinterval())
         service = FakeService()
         service.started.callback(None)
-        run_service(FakeReactor(), lambda: service)
+        run_service(self.reactor, lambda: service)
         self.assertLess(sys.getswitchinterval(), 0.001)
 
     def test_does_not_start(self) -> None:

@@ -7,6 +7,7 @@ import json
 import logging
 import sys
 from collections.abc import Callable
+from typing import Any
 
 from opentelemetry import trace
 from opentelemetry.sdk.trace.export import SpanExporter
@@ -20,6 +21,7 @@ from synapse_replication.app.tracing_export import (
     _TwistedLogHandler,
 )
 from synapse_replication.config.process import ProcessConfig, load_config
+from synapse_replication.transport.reactor import as_reactor
 from tests.support.config_files import FilesMixin
 
 
@@ -43,7 +45,7 @@ class SpanExportTests(FilesMixin):
         export = export_of(self.load())
         with export.tracer.start_as_current_span("work") as span:
             self.assertFalse(span.is_recording())
-        self.assertIsNone(export.stop(MemoryReactorClock()))
+        self.assertIsNone(export.stop(as_reactor(MemoryReactorClock())))
 
     def test_not_global(self) -> None:
         """The tracer is not installed globally."""
@@ -91,7 +93,7 @@ class StopTests(FilesMixin):
             },
         }
         self.export = export_of(load_config([self.write("h", json.dumps(settings))]))
-        self.reactor = _OneThread()
+        self.reactor: Any = _OneThread()
 
     def test_in_time(self) -> None:
         """If all spans are sent in time, no timer remains."""

@@ -216,7 +216,7 @@ class MakeFollowerTests(FilesMixin):
             ],
             "follow",
         )
-        reactor = MemoryReactorClock()
+        reactor: Any = MemoryReactorClock()
         with Path("/dev/full").open("w", buffering=1) as out:
             follower = make_follower(
                 config,

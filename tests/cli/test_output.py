@@ -34,7 +34,7 @@ class OutputTests(SynchronousTestCase):
             def flush(self) -> None:
                 flushes.append(self.getvalue())
 
-        clock = Clock()
+        clock: Any = Clock()
         output = Output(RecordingStream(), clock, lambda error: None)
         output.write("a")
         output.write("b")
@@ -68,7 +68,8 @@ class OutputTests(SynchronousTestCase):
                 raise full
 
         ends: list[ReplicationError] = []
-        output = Output(Full(), Clock(), ends.append)
+        clock: Any = Clock()
+        output = Output(Full(), clock, ends.append)
         output.write("a")
         output.write("b")
         self.assertEqual(

@@ -17,6 +17,7 @@ from synapse_replication.cli.record import make_recorder
 from synapse_replication.config.process import load_config
 from synapse_replication.recordings.writer import RecordingFiles, RecordingWriteError
 from synapse_replication.testing.servers import shared_redis
+from synapse_replication.transport.reactor import as_reactor
 from tests.support.config_files import FilesMixin
 
 
@@ -44,7 +45,7 @@ class MakeRecorderTests(FilesMixin):
             now=self.reactor.seconds,
             wall=self.reactor.seconds,
         )
-        self.recorder = make_recorder(config, self.reactor, self.files)
+        self.recorder = make_recorder(config, as_reactor(self.reactor), self.files)
         self.recorder.startService()
         self.protocol = self.reactor.tcpClients[0][2].buildProtocol(None)
         assert self.protocol is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
+from typing import Any
 
 import attrs
 from twisted.internet import reactor  # noqa: TID251 -- a real listener
@@ -23,6 +24,7 @@ from synapse_replication.config.unix_sockets import UnixSocketEndpoint
 from synapse_replication.errors import ConfigError
 from synapse_replication.testing.certificates import PrivateAuthority
 from synapse_replication.testing.private_process import free_port
+from synapse_replication.transport.reactor import as_reactor
 from synapse_replication.transport.tls import TlsConfig
 
 
@@ -45,7 +47,7 @@ def options(tls: TlsConfig | None = None) -> ReplicationOptions:
 
 class EndpointTests(SynchronousTestCase):
     def setUp(self) -> None:
-        self.reactor = MemoryReactorClock()
+        self.reactor: Any = MemoryReactorClock()
 
     def test_listener_addresses(self) -> None:
         """A listener listens at each of its addresses, IPv6 ones included."""
@@ -180,9 +182,9 @@ class OpenListenerTests(TestCase):
         for description in listener_descriptions(
             listener(port, addresses=("::", "0.0.0.0", "127.0.0.1"))
         ):
-            opened = await server_endpoint(reactor, description, options()).listen(
-                Factory()
-            )
+            opened = await server_endpoint(
+                as_reactor(reactor), description, options()
+            ).listen(Factory())
             self.addCleanup(opened.stopListening)
         # The kernel accepts the connection.
         socket.create_connection(("127.0.0.1", port)).close()

@@ -13,6 +13,7 @@ from twisted.internet.protocol import Factory, Protocol
 from twisted.trial.unittest import TestCase
 
 from synapse_replication.config.unix_sockets import UnixSocketEndpoint
+from synapse_replication.transport.reactor import as_reactor
 from tests.support.config_files import FilesMixin
 
 
@@ -22,7 +23,7 @@ class UnixSocketEndpointTests(FilesMixin, TestCase):
         self.path = os.path.relpath(self.folder / "s")
 
     async def listen(self, mode: int = 0o600) -> Any:
-        endpoint = UnixSocketEndpoint(reactor, self.path, mode)
+        endpoint = UnixSocketEndpoint(as_reactor(reactor), self.path, mode)
         port = await endpoint.listen(Factory.forProtocol(Protocol))
         self.addCleanup(port.stopListening)
         return port

@@ -86,7 +86,8 @@ class MonitoringTests(SynchronousTestCase):
             sender=SimpleNamespace(last_sent_token=lambda stream: 7),
             readers=dict,
         )
-        observers.start(self.hs.get_reactor(), handler, host.streams.get_generators)
+        reactor: Any = self.hs.get_reactor()
+        observers.start(reactor, handler, host.streams.get_generators)
         return observers
 
     def test_status(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from twisted.internet.protocol import ClientFactory
 from twisted.internet.testing import MemoryReactorClock
@@ -20,7 +21,7 @@ class RedisOptionsTests(SynchronousTestCase):
     """Tests for :class:`RedisOptions` and :class:`RedisTlsOptions`."""
 
     def setUp(self) -> None:
-        self.reactor = MemoryReactorClock()
+        self.reactor: Any = MemoryReactorClock()
         self.factory = ClientFactory()
 
     def test_port(self) -> None:

@@ -161,7 +161,8 @@ class ConnectTests(TestCase):
         return int(self.ports[address].getHost().port)
 
     def connect(self, host: str, port: int, **addresses: list[str]) -> _Client:
-        client, twisted = _Client(), _Reactor(**addresses)
+        client = _Client()
+        twisted: Any = _Reactor(**addresses)
         made = connect_to_host(
             twisted,
             host,
@@ -202,8 +203,9 @@ class ConnectTests(TestCase):
     async def test_underscore(self) -> None:
         """An endpoint connects to a name with an underscore, by IPv4 or IPv6."""
         for address in self.ports:
+            twisted: Any = _Reactor(synapse_main_1=["::2", address])
             endpoint = host_endpoint(
-                _Reactor(synapse_main_1=["::2", address]),
+                twisted,
                 "synapse_main_1",
                 self.port(address),
                 5.0,
