@@ -43,7 +43,7 @@ of its ids.
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
@@ -194,7 +194,7 @@ class Transaction(psycopg2.extensions.cursor):
             if statement.name not in connection.prepared:
                 self.execute(statement.prepare)
                 connection.prepared.add(statement.name)
-        self.execute("; ".join(each.execute for each in statements), parameters)
+        self.execute("; ".join([each.execute for each in statements]), parameters)
 
     def call_after(self, func: Callable[..., object], *args: object) -> None:
         """Call ``func(*args)`` in the reactor's thread after the commit."""
@@ -385,7 +385,11 @@ class Database:
             IReactorTime(reactor),
             self._settle,
         )
+        #: Those that wait for the end of such a transaction.
+        self._waiters: defaultdict[_Request[Any], Waiters] = defaultdict(Waiters)
         self._requested = 0
+        #: How many transactions wait for a thread, or run in one.
+        self._in_threads = 0
         self._admission: Admission | None = None
         self._on_name_lost: Callable[[NameLostError], object] = lambda error: None
         self._closing: Deferred[None] | None = None
@@ -451,6 +455,7 @@ class Database:
             return defer.fail(DatabaseClosedError(description))
         request = _Request(description, func, autocommit, self._requested)
         self._requested += 1
+        self._in_threads += 1
         self._running[request] = None
         self._pool.callInThread(self._work, request)
         return request.result
@@ -473,7 +478,7 @@ class Database:
             # The usual case at the end of each block.
             return defer.succeed(None)
         ends = [
-            each.waiting_for_end.add()
+            self._waiters[each].add()
             for each in self._running
             if each.number >= since and (each.lost is not None or not only_lost)
         ]
@@ -496,16 +501,11 @@ class Database:
         if self._closing is None:
             self._closing = Deferred()
             self._lost.stop()
-            threads = [
-                each.waiting_for_thread.add()
-                for each in self._running
-                if each.is_in_thread
-            ]
-            defer.DeferredList(threads).addCallback(self._close_now)
+            if not self._in_threads:
+                self._close_now(self._closing)
         return _follow(self._closing)
 
-    def _close_now(self, _: object) -> None:
-        assert self._closing is not None
+    def _close_now(self, closing: Deferred[None]) -> None:
         for request in self._running:
             if request.lost is not None:
                 how = request.lost.describe()
@@ -513,14 +513,15 @@ class Database:
                 request.return_unknown(request.lost)
         self._pool.stop()
         self._close_idle()
-        self._closing.callback(None)
+        closing.callback(None)
 
     # -- transactions that have left their thread ----------------------------------
 
     def _end(self, request: _Request[Any], outcome: object) -> None:
         _call_all(request.description, request.callbacks)
         del self._running[request]
-        request.waiting_for_end.fire()
+        if request in self._waiters:
+            self._waiters.pop(request).fire()
         request.return_(outcome)
 
     def _leave_thread(self, request: _Request[Any], outcome: object) -> None:
@@ -528,8 +529,9 @@ class Database:
             self._begin_to_ask(request, outcome)
         else:
             self._end(request, outcome)
-        request.is_in_thread = False
-        request.waiting_for_thread.fire()
+        self._in_threads -= 1
+        if self._closing is not None and not self._in_threads:
+            self._close_now(self._closing)
 
     def _begin_to_ask(self, request: _Request[Any], lost: LostAnswer) -> None:
         request.lost = lost
@@ -630,10 +632,6 @@ class _Request(Generic[T]):
     :ivar value: what the function returned, if the answer to its COMMIT was lost.
     :ivar lost: the transaction, if the answer to its COMMIT was lost.
     :ivar callbacks: those of the attempts that have ended.
-    :ivar is_in_thread: whether it waits for a thread, or runs in one.
-    :ivar waiting_for_thread: fire when the transaction does not run in a thread any
-        more.
-    :ivar waiting_for_end: fire when the transaction is known to have ended.
     :ivar result: fires for the caller.
     """
 
@@ -644,9 +642,6 @@ class _Request(Generic[T]):
     value: Any = None
     lost: LostAnswer | None = None
     callbacks: list[Callable[[], object]] = attrs.field(factory=list)
-    is_in_thread: bool = True
-    waiting_for_thread: Waiters = attrs.field(factory=Waiters)
-    waiting_for_end: Waiters = attrs.field(factory=Waiters)
     result: Deferred[T] = attrs.field(init=False)
     #: Whether the result was cancelled, and is delivered when it is returned.
     _is_held: bool = attrs.field(default=False, init=False)
