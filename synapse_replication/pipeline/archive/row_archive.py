@@ -162,6 +162,8 @@ class RowsArchiver:
                 self.tables[name].check_sole_driver()
             start = {s.stream.name: self.offsets[s.stream.name] for s in selections}
             end = self._planner.latest(txn, selections, start)
+        # This transaction sees the rows whose commits were waited for.
+        with read_transaction(self._options.conninfo) as txn:
             return self._planner.plan(txn, selections, start, end)
 
     def _open(self, stream: str) -> ArchiveTable:

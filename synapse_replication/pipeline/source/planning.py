@@ -217,7 +217,12 @@ class Planner:
         end: Mapping[str, StreamOffset],
         wanted: Wanted = EVERYTHING,
     ) -> Plan:
-        """Divide the rows between two offsets into parts and tasks."""
+        """Divide the rows between two offsets into parts and tasks.
+
+        Ids without rows are left out, so the transaction must see all rows up to
+        ``end``. That in which :meth:`latest` returned it does not see those whose
+        commits it waited for, if the read is continuous.
+        """
         options = self._options
         if options.writers is not None:
             wanted = wanted.only(Wanted(writers=frozenset(options.writers)))

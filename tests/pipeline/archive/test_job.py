@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import duckdb
 import polars
@@ -33,6 +34,8 @@ from synapse_replication.pipeline.archive.snapshot import read_archive
 from synapse_replication.pipeline.archive.store import ArchiveStore
 from synapse_replication.pipeline.settings import PipelineSettings
 from synapse_replication.pipeline.source import reading
+from synapse_replication.pipeline.source.catalog import CatalogStream
+from synapse_replication.pipeline.source.completeness import CompletenessReader
 from synapse_replication.pipeline.source.options import SourceOptions
 from synapse_replication.pipeline.source.planning import Planner
 from synapse_replication.pipeline.spark.session import SparkJob
@@ -123,6 +126,28 @@ class ArchiveTests(SynchronousTestCase):
             if row["stream_id"] in texts
         }
         self.assertEqual(archived, texts)
+
+    def test_commit_while_it_plans(self) -> None:
+        """
+        A row of ``caches`` is archived whose transaction the driver has waited for.
+        """
+        holders = CompletenessReader._holders
+        with closing(psycopg2.connect(self.dsn)) as connection:
+            connection.cursor().execute(
+                "INSERT INTO cache_invalidation_stream_by_instance VALUES "
+                "(nextval('cache_invalidation_stream_seq'), 'w1', 'get_user', NULL, 1)"
+            )
+            add_rows(self.dsn, 5)
+
+            def commit(txn: Any, stream: CatalogStream) -> set[str]:
+                found = holders(txn, stream)
+                connection.commit()
+                return found
+
+            # Unlike trial's patch(), it restores a static method.
+            with patch.object(CompletenessReader, "_holders", staticmethod(commit)):
+                self.archive()
+        self.assertEqual(sorted(keys_of(self.folder)), read_keys(self.dsn))
 
     def test_poison(self) -> None:
         """
