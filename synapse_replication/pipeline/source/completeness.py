@@ -12,7 +12,7 @@ which no more rows can be committed:
 * Rows without a known writer (account data, rows older than the writer column) are
   complete up to the smallest of these positions.
 * A declared writer without a position has not finished any id. A continuous reader
-  waits for that writer.
+  waits for that writer, also with rows without a known writer.
 * All instances write ``caches``, which has no positions. Its sequence is used instead:
   a transaction that has allocated an id holds a lock on the sequence until the
   transaction ends, and ``pg_locks`` shows these locks. The driver reads the last
@@ -153,10 +153,10 @@ class CompletenessReader:
             return start.advance(self._without_positions(txn, selection))
         limit = self._limit(txn, selection, max(stored.values()))
         stored = {writer: min(token, limit) for writer, token in stored.items()}
-        minimum = min(stored.values())
         declared = self.declared.get(stream.name, ()) if self.continuous else ()
-        waited_for = {writer: start.position(writer) for writer in declared}
-        return start.advance(StreamOffset(minimum, waited_for | stored))
+        # A writer without a position remains where it is.
+        positions = {writer: start.position(writer) for writer in declared} | stored
+        return start.advance(StreamOffset(min(positions.values()), positions))
 
     @staticmethod
     def _limit(txn: cursor, selection: Selection, stored: int) -> int:

@@ -163,6 +163,19 @@ class OffsetTests(SynchronousTestCase):
         self.database.write("new", 1, 1)
         self.assertEqual(follower.read(), of("new", 1))
 
+    def test_row_of_a_declared_writer_without_position(self) -> None:
+        """
+        A row without a writer is not skipped if it may be of a declared writer that has
+        no position yet.
+        """
+        self.database.write("a", 2, 3)
+        follower = Follower(self.database, {"receipts": ["a", "new"]})
+        self.assertEqual(follower.read(), of("a", 2, 3))
+        # Its writer allocated the id before those above.
+        self.database.insert(None, 1, 1)
+        self.database.store("new", 3)
+        self.assertEqual(follower.read(), of("", 1))
+
     def test_unknown_writer(self) -> None:
         """
         Rows of removed writers, and rows without a writer, are read once all positions
