@@ -142,16 +142,19 @@ def replace_log_files(
     A checkpoint is not replaced: readers use the commits instead.
 
     :param damaged: the names of the files, with the reasons.
-    :raises PipelineError: if the first commit, which has the columns, is damaged.
+    :raises PipelineError: if the first commit, which has the columns, is damaged;
+        nothing is changed then.
     """
     filesystem, folder = store.filesystem, f"{store.path(uri)}/_delta_log"
-    for name, reason in damaged:
-        if name == f"{0:020}.json":
-            raise PipelineError(
-                f"{uri}/_delta_log/{name} {reason}, and nothing else has the columns "
-                "of the table; restore the file from a backup, or archive to a new "
-                "location"
-            )
+    reasons = dict(damaged)
+    first = f"{0:020}.json"
+    if first in reasons:
+        raise PipelineError(
+            f"{uri}/_delta_log/{first} {reasons[first]}, and nothing else has the "
+            "columns of the table; restore the file from a backup, or archive to a new "
+            "location"
+        )
+    for name, reason in reasons.items():
         if reason != MISSING_REASON:
             filesystem.move(f"{folder}/{name}", f"{folder}/{name}.damaged")
         if name.endswith(".json"):

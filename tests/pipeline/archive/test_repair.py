@@ -278,6 +278,27 @@ class RepairTests(RepairCase):
         self.assertEqual((repaired.commits, repaired.rows), (0, 0))
         self.check_repaired()
 
+    def test_checkpoint_that_nothing_replaces(self) -> None:
+        """
+        If the first commit is missing, too, nothing is changed: a damaged checkpoint
+        can still be restored.
+        """
+        table = DeltaTable(self.uri, storage_options=self.store.delta_options)
+        table.create_checkpoint()
+        name = f"{LOG}/{table.version():020}.checkpoint.parquet"
+        self.change(name, lambda content: content[:100])
+        self.change(self.commit_name(0), None)
+        before = self.log_files()
+        with self.assertRaises(PipelineError) as caught:
+            self.repair()
+        self.assertIn("restore the file from a backup", str(caught.exception))
+        self.assertEqual(self.log_files(), before)
+
+    def log_files(self) -> list[str]:
+        """Return the names of the files of the log."""
+        found = self.store.list_folder(f"{self.uri}/{LOG}")
+        return sorted(info.base_name for info in found)
+
     def test_purged_rows(self) -> None:
         """Purged rows are not read again."""
         self.uri = self.store.stream_uri("caches")
