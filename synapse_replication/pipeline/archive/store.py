@@ -118,8 +118,14 @@ class ArchiveStore:
         :raises PipelineError: if the location is unusable, or its scheme is not that of
             a supported object store.
         """
-        text = os.fspath(archive).rstrip("/")
-        if text.startswith(_S3):
+        given = os.fspath(archive)
+        text = given.rstrip("/")
+        if given.startswith(_S3):
+            if not given.removeprefix(_S3).partition("/")[0]:
+                raise PipelineError(
+                    f"--archive {excerpt(given)}: the bucket is missing; write "
+                    "s3://BUCKET/PATH"
+                )
             return cls(text, _environment())
         if "://" in text:
             # Libraries know other stores, but retry for many minutes before they fail.

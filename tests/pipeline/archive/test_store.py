@@ -64,6 +64,13 @@ class StoreTests(SynchronousTestCase):
             self.assertIn(f"{scheme}://bucket/archive", str(caught.exception))
             self.assertIn("s3://BUCKET/PATH", str(caught.exception))
 
+    def test_without_a_bucket(self) -> None:
+        """An object store without a bucket is an error, not a folder ``s3:``."""
+        for location in ("s3://", "s3:///", "s3:///archive"):
+            with self.assertRaises(PipelineError) as caught:
+                ArchiveStore.at(location)
+            self.assertIn("s3://BUCKET/PATH", str(caught.exception))
+
     def test_credentials(self) -> None:
         """
         A pickled store contains the credentials of the environment; its ``repr`` does
