@@ -229,14 +229,20 @@ class Planner:
         found = []
         for selection in selections:
             name = selection.stream.name
-            writers = completeness.find_writers(txn, selection)
-            at, upto = (offsets[name].naming(writers) for offsets in (start, end))
-            part = wanted.of(selection.between(at, upto))
+            part = wanted.of(_between(txn, selection, start[name], end[name]))
             if part.size > 0 and (narrowed := narrow(txn, part)) is not None:
                 found += without_gaps(txn, narrowed)
         parts = split(found, options.num_partitions)
         conninfo = connections.resolved_conninfo(options.conninfo, txn.connection)
         return Plan(conninfo, start, end, parts, pack(parts, options.num_partitions))
+
+
+def _between(
+    txn: cursor, selection: Selection, start: StreamOffset, end: StreamOffset
+) -> Part:
+    """Return the rows between two offsets, also those of writers they do not name."""
+    writers = completeness.find_writers(txn, selection)
+    return selection.between(start.naming(writers), end.naming(writers))
 
 
 def _instance_name(txn: cursor, instance_id: int) -> str:
@@ -431,7 +437,7 @@ def cut_by_rows(
     counts = {}
     for selection in selections:
         name = selection.stream.name
-        part = selection.between(start[name], end[name])
+        part = _between(txn, selection, start[name], end[name])
         first = (ids_sql(part, query, limit + 1) for query in part.queries)
         # The database counts the tokens, because there may be too many to fetch.
         tokens[name] = f"({' UNION ALL '.join(first)}) AS found"

@@ -201,6 +201,21 @@ class CompletenessReaderTests(SynchronousTestCase):
                 "ALTER TABLE orders ALTER writer SET NOT NULL"
             )
 
+    def test_limit_with_unknown_writers(self) -> None:
+        """
+        The limit of a batch counts rows of writers that the offset does not name, if
+        the only index begins with the writer.
+        """
+        self.txn.execute(
+            "INSERT INTO orders VALUES (-1, 'gone'), (-2, 'gone'), (-3, 'gone'), "
+            "(-4, 'a'); CREATE INDEX by_writer ON orders (writer, id)"
+        )
+        available = find_available_queries(self.txn, [self.stream])["orders"]
+        selection = Selection(self.stream, available, "")
+        start, end = StreamOffset(), StreamOffset(4, {"a": 4})
+        cut = cut_by_rows(self.txn, [selection], {"orders": start}, {"orders": end}, 2)
+        self.assertEqual(cut["orders"].furthest, 2)
+
     def test_survey(self) -> None:
         """A continuous reader waits for a declared writer that has no position yet."""
         self.txn.execute(
