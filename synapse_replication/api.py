@@ -183,10 +183,7 @@ from synapse_replication.wire.pending_lines import PendingLimit as PendingLimit
 if TYPE_CHECKING:
     from synapse_replication.app.service import Replication as Replication
     from synapse_replication.http.agent import make_agent as make_agent
-    from synapse_replication.storage.database import (
-        Database as Database,
-        Transaction as Transaction,
-    )
+    from synapse_replication.storage.database import Database as Database
     from synapse_replication.storage.id_generators import (
         MultiWriterIdGenerator as MultiWriterIdGenerator,
         load_id_generator as load_id_generator,
@@ -195,6 +192,7 @@ if TYPE_CHECKING:
     from synapse_replication.storage.postgres_stream import (
         PostgresStream as PostgresStream,
     )
+    from synapse_replication.storage.transactions import Transaction as Transaction
 
 #: The names here that are no part of the API.
 _INTERNAL = frozenset(
@@ -208,7 +206,7 @@ _LAZY = {
     "MultiWriterIdGenerator": "storage.id_generators",
     "PostgresStream": "storage.postgres_stream",
     "Replication": "app.service",
-    "Transaction": "storage.database",
+    "Transaction": "storage.transactions",
     "load_id_generator": "storage.id_generators",
     "make_agent": "http.agent",
 }

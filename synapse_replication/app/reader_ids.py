@@ -14,10 +14,11 @@ from contextlib import AbstractAsyncContextManager
 import attrs
 
 from synapse_replication.errors import StreamConfigurationError
-from synapse_replication.storage.database import Transaction, TransactionRunner
+from synapse_replication.storage.database import TransactionRunner
 from synapse_replication.storage.id_streams import IdStream
 from synapse_replication.storage.lost_answers import LostAnswer
 from synapse_replication.storage.postgres_stream import PostgresStream, WriterIds
+from synapse_replication.storage.transactions import Transaction
 from synapse_replication.streams.reader import Reader
 from synapse_replication.streams.reader_table import State
 

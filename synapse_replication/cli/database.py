@@ -29,10 +29,10 @@ from synapse_replication.cli.common import (
 from synapse_replication.config.process import ProcessConfig
 from synapse_replication.errors import StorageError
 from synapse_replication.storage import consistency
-from synapse_replication.storage.database import connect
 from synapse_replication.storage.id_streams import IdStream, read_sequence
 from synapse_replication.storage.schema import prepare_database
 from synapse_replication.storage.sequences import skip_ids
+from synapse_replication.storage.transactions import connect
 from synapse_replication.text import counted
 
 #: Exit status if positions, tables and sequences disagree.

@@ -182,7 +182,7 @@ class MultiWriterIdGenerator:
     def get_next_txn(self, txn: Any) -> int:
         """Allocate an id that is finished when ``txn`` is committed or rolled back.
 
-        :param txn: a :class:`~synapse_replication.storage.database.Transaction`,
+        :param txn: a :class:`~synapse_replication.storage.transactions.Transaction`,
             or a cursor of the host with ``call_after`` and ``call_on_exception``.
         """
         return self.get_next_mult_txn(txn, 1)[0]

@@ -20,12 +20,13 @@ from synapse_replication.errors import (
     LocalProtocolError,
     StreamConfigurationError,
 )
-from synapse_replication.storage.database import Transaction, TransactionRunner
+from synapse_replication.storage.database import TransactionRunner
 from synapse_replication.storage.id_streams import read_sequence
 from synapse_replication.storage.prepared import Prepared, run
 from synapse_replication.storage.row_pages import query_page, read_rows_between
 from synapse_replication.storage.row_queries import insert_sql, queries_of
 from synapse_replication.storage.standby import Knowledge, knowledge_sql, read_role
+from synapse_replication.storage.transactions import Transaction
 from synapse_replication.streams.combined_position import CombinedPosition
 from synapse_replication.streams.rows import RowT, encode_json
 from synapse_replication.streams.standard.registry import StandardStream

@@ -49,9 +49,10 @@ class Prepared:
 def run(txn: Any, parameters: Mapping[str, Any], *statements: Prepared) -> None:
     """Execute statements in one message, prepared if the cursor can do that.
 
-    :param txn: a cursor; a :class:`~synapse_replication.storage.database.Transaction`
-        prepares a statement when its connection first executes it. It has the rows of
-        the last statement.
+    :param txn: a cursor; a
+        :class:`~synapse_replication.storage.transactions.Transaction` prepares a
+        statement when its connection first executes it. It has the rows of the last
+        statement.
     """
     execute_prepared = getattr(txn, "execute_prepared", None)
     if execute_prepared is None:

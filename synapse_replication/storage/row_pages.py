@@ -20,10 +20,10 @@ from collections.abc import Iterable
 from operator import itemgetter
 from typing import Any
 
-from synapse_replication.storage.database import Transaction
 from synapse_replication.storage.queries import identifier
 from synapse_replication.storage.row_queries import RowQuery, page_sql
 from synapse_replication.storage.standby import Knowledge, knowledge_sql
+from synapse_replication.storage.transactions import Transaction
 from synapse_replication.streams.rows import RowCodec, RowT
 from synapse_replication.streams.stream import (
     EncodedUpdates,

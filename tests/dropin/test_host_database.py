@@ -26,9 +26,9 @@ from synapse_replication.dropin.id_generators import DropInIdGenerator
 from synapse_replication.errors import NameLostError
 from synapse_replication.storage import lost_answers, name_lock
 from synapse_replication.storage.admission import Admission
-from synapse_replication.storage.database import connect
 from synapse_replication.storage.lost_answers import LostAnswer
 from synapse_replication.storage.stuck_id_watch import STUCK_AFTER, StuckIdWatch
+from synapse_replication.storage.transactions import connect
 from synapse_replication.testing.servers import shared_postgres
 from tests.dropin.host import FakeHomeserver, fake_modules
 from tests.storage.doubles import FakeReactor, PostgresMixin

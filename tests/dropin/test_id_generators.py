@@ -24,8 +24,8 @@ from twisted.trial.unittest import SynchronousTestCase
 from synapse_replication.dropin import id_generators
 from synapse_replication.dropin.id_generators import DropInIdGenerator, HostPositions
 from synapse_replication.dropin.settings import variable
-from synapse_replication.storage.database import connect
 from synapse_replication.storage.open_transactions import MAX_WAIT, POLL_SECONDS
+from synapse_replication.storage.transactions import connect
 from tests.dropin.host import FakeHomeserver, fake_modules
 from tests.storage.doubles import PostgresMixin
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.storage.database import connect
+from synapse_replication.storage.transactions import connect
 from synapse_replication.testing.servers import PrivatePostgres, shared_redis
 from tests.support.forks import ForkedProcess, fork
 

@@ -13,11 +13,11 @@ from twisted.python.failure import Failure
 
 from synapse_replication.handlers.interfaces import DelayedCall
 from synapse_replication.storage import queries
-from synapse_replication.storage.database import connect
 from synapse_replication.storage.id_streams import (
     IdStream,
 )
 from synapse_replication.storage.lost_answers import LostAnswer
+from synapse_replication.storage.transactions import connect
 from synapse_replication.streams.id_column import IdColumn
 from synapse_replication.testing.servers import shared_postgres
 

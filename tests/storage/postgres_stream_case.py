@@ -10,11 +10,12 @@ import psycopg2
 from twisted.internet import defer
 from twisted.internet.defer import Deferred
 
-from synapse_replication.storage.database import Transaction, TransactionRunner
+from synapse_replication.storage.database import TransactionRunner
 from synapse_replication.storage.postgres_stream import (
     PostgresStream,
     WriterIds,
 )
+from synapse_replication.storage.transactions import Transaction
 from synapse_replication.streams.stream import Stream
 from synapse_replication.streams.table import TableStream
 

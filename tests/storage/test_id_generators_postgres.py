@@ -11,10 +11,14 @@ from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorFromThreads
 from twisted.trial.unittest import TestCase
 
-from synapse_replication.storage.database import Database, Transaction, connect
+from synapse_replication.storage.database import Database
 from synapse_replication.storage.id_generators import (
     MultiWriterIdGenerator,
     load_id_generator,
+)
+from synapse_replication.storage.transactions import (
+    Transaction,
+    connect,
 )
 from tests.storage.doubles import (
     FakeReactor,

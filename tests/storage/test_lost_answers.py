@@ -18,13 +18,17 @@ from twisted.trial.unittest import TestCase
 
 from synapse_replication.errors import CommitUnknownError
 from synapse_replication.storage import database as database_module, lost_answers
-from synapse_replication.storage.database import Database, Transaction, connect
+from synapse_replication.storage.database import Database
 from synapse_replication.storage.id_generators import (
     MultiWriterIdGenerator,
     load_id_generator,
 )
 from synapse_replication.storage.lost_answers import Backend, LostAnswer
 from synapse_replication.storage.stuck_id_watch import STUCK_AFTER, StuckIdWatch
+from synapse_replication.storage.transactions import (
+    Transaction,
+    connect,
+)
 from synapse_replication.streams.writer import TransactionOutcome
 from synapse_replication.streams.writer_table import (
     TransactionEvent,

@@ -11,13 +11,13 @@ from twisted.logger import capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.storage import open_transactions
-from synapse_replication.storage.database import connect
 from synapse_replication.storage.open_transactions import (
     MAX_WAIT,
     PredecessorWait,
     Session,
     find_session,
 )
+from synapse_replication.storage.transactions import connect
 from tests.storage.doubles import FOOBAR, PostgresMixin
 
 

@@ -14,7 +14,6 @@ from twisted.trial.unittest import SynchronousTestCase
 from synapse_replication.errors import CatchUpError
 from synapse_replication.handlers.host_parts import ReactorClock
 from synapse_replication.storage import id_streams, removed_writer_search
-from synapse_replication.storage.database import connect
 from synapse_replication.storage.id_streams import AccessPath, IdStream
 from synapse_replication.storage.open_transactions import POLL_SECONDS
 from synapse_replication.storage.removed_writer_search import (
@@ -22,6 +21,7 @@ from synapse_replication.storage.removed_writer_search import (
     WriterSurvey,
 )
 from synapse_replication.storage.sequences import load_positions
+from synapse_replication.storage.transactions import connect
 from synapse_replication.streams.stream import RemovedWriter
 from tests.storage.doubles import FOOBAR, ExplainingCursor, PostgresMixin
 

@@ -10,10 +10,10 @@ from typing import Any
 import psycopg2
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.storage.database import Transaction
 from synapse_replication.storage.id_streams import row_stream_of
 from synapse_replication.storage.row_pages import query_page
 from synapse_replication.storage.row_queries import STANDARD_QUERIES
+from synapse_replication.storage.transactions import Transaction
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS
 from synapse_replication.streams.stream import StreamUpdateResult
 from synapse_replication.testing.servers import shared_postgres

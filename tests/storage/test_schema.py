@@ -7,8 +7,8 @@ from unittest.mock import patch
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.storage import schema
-from synapse_replication.storage.database import connect
 from synapse_replication.storage.schema import DELTAS, prepare_database
+from synapse_replication.storage.transactions import connect
 from synapse_replication.testing.servers import shared_postgres
 from tests.storage.doubles import SCHEMA
 

@@ -10,11 +10,11 @@ import psycopg2.extensions
 from twisted.trial.unittest import TestCase
 
 from synapse_replication.errors import DatabaseBehindError
-from synapse_replication.storage.database import Transaction
 from synapse_replication.storage.id_streams import id_stream_of
 from synapse_replication.storage.postgres_stream import PostgresStream
 from synapse_replication.storage.sequences import limit_positions
 from synapse_replication.storage.standby import preferring_writable, read_role
+from synapse_replication.storage.transactions import Transaction
 from synapse_replication.streams.tokens import MultiWriterStreamToken
 from synapse_replication.testing.servers import PrivatePostgres
 from tests.storage.postgres_stream_case import (

@@ -8,8 +8,8 @@ from hypothesis import given, settings, strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.errors import TokenError
-from synapse_replication.storage.database import connect
 from synapse_replication.storage.row_pages import sql_between
+from synapse_replication.storage.transactions import connect
 from synapse_replication.streams.tokens import (
     MultiWriterStreamToken,
     PersistedPosition,
