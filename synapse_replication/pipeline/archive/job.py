@@ -395,12 +395,22 @@ def plan_recordings(
 
     :param archived_size: returns the archived size of a recording by its name; ``None``
         if it is not archived.
-    :raises PipelineError: if a recording changed after it was archived.
+    :raises PipelineError: if a recording changed after it was archived, or was deleted
+        before.
     """
     # Check all recordings first: archived ones may be deleted between two batches.
     new: dict[Path, int] = {}
     for path in recordings:
-        size, archived = path.stat().st_size, archived_size(path.name)
+        archived = archived_size(path.name)
+        try:
+            size = path.stat().st_size
+        except FileNotFoundError as error:
+            if archived is None:
+                raise PipelineError(
+                    f"{path} was deleted before it was archived; its commands are lost "
+                    "unless there is a copy"
+                ) from error
+            continue
         if archived is None:
             new[path] = size
         elif archived != size:

@@ -86,6 +86,16 @@ class PlanTests(SynchronousTestCase):
         error = self.assertRaises(PipelineError, self.plan, {"0": 5}, 6)
         self.assertIn("had 5 bytes when it was archived, and now has 6", str(error))
 
+    def test_deleted(self) -> None:
+        """
+        An archived recording may be deleted after it was listed; a new one must not.
+        """
+        gone = Path(self.mktemp())
+        self.assertEqual(list(plan_recordings([gone], lambda name: 5)), [])
+        with self.assertRaises(PipelineError) as caught:
+            list(plan_recordings([gone], lambda name: None))
+        self.assertIn(f"{gone} was deleted", str(caught.exception))
+
     def test_checked_first(self) -> None:
         """
         All recordings are checked before the first batch: nothing is archived if one of
