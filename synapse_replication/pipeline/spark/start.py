@@ -357,8 +357,12 @@ def _forget_gateway(process: subprocess.Popen[bytes]) -> None:
 
 def _class_path(home: Path) -> str:
     conf = os.environ.get("SPARK_CONF_DIR") or f"{home}/conf"
-    # In a fixed order, to which a class archive is bound.
-    jars = sorted(str(path) for path in (home / "jars").glob("*.jar"))
+    # In a fixed order, to which a class archive is bound. Java looks for each class in
+    # one jar after the other, and nearly all are in those of Spark and Scala.
+    jars = sorted(
+        map(str, (home / "jars").glob("*.jar")),
+        key=lambda jar: (not Path(jar).name.startswith(("spark-", "scala-")), jar),
+    )
     return os.pathsep.join([f"{conf}/", *jars])
 
 

@@ -16,6 +16,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from synapse_replication.errors import SparkMissingError
 from synapse_replication.pipeline.spark.start import (
     JavaStart,
+    _class_path,
     check_master,
     spark_home,
 )
@@ -58,6 +59,23 @@ class SparkHomeTests(SynchronousTestCase):
         (own,) = (spark_home() / "jars").glob("spark-core_*.jar")
         home = self.make_home(own.name)
         self.assertEqual(spark_home(), home)
+
+
+class ClassPathTests(SynchronousTestCase):
+    """Tests for the jars in which Java looks for classes."""
+
+    def test_order(self) -> None:
+        """The jars of Spark and Scala, which have most classes, are the first."""
+        folder = Path(self.mktemp()).absolute()
+        (folder / "jars").mkdir(parents=True)
+        for name in ("zookeeper", "scala-library", "avro", "spark-core"):
+            (folder / "jars" / f"{name}.jar").touch()
+        conf, *jars = _class_path(folder).split(os.pathsep)
+        self.assertEqual(conf, f"{folder}/conf/")
+        self.assertEqual(
+            [Path(jar).stem for jar in jars],
+            ["scala-library", "spark-core", "avro", "zookeeper"],
+        )
 
 
 class EnvironmentTests(SynchronousTestCase):
