@@ -85,7 +85,7 @@ class Planner:
 
     def __init__(self, options: SourceOptions, *, continuous: bool) -> None:
         self._options = options
-        self._surveyor = completeness.CompletenessReader(
+        self._completeness = completeness.CompletenessReader(
             options.declared_writers, continuous=continuous
         )
 
@@ -201,7 +201,7 @@ class Planner:
         """Return the offset up to which each stream is complete, at least ``start``."""
         start = start or {}
         return {
-            s.stream.name: self._surveyor.survey(
+            s.stream.name: self._completeness.survey(
                 txn, s, start.get(s.stream.name, _START)
             )
             for s in selections

@@ -74,10 +74,10 @@ class CompletenessReaderTests(SynchronousTestCase):
         self.stream = catalog_of([declared])["orders"]
 
     def survey(self, *, continuous: bool) -> StreamOffset:
-        surveyor = CompletenessReader({"orders": ("a", "b")}, continuous)
+        reader = CompletenessReader({"orders": ("a", "b")}, continuous)
         available = find_available_queries(self.txn, [self.stream])["orders"]
         selection = Selection(self.stream, available, "")
-        return surveyor.survey(self.txn, selection, StreamOffset())
+        return reader.survey(self.txn, selection, StreamOffset())
 
     def test_position_beyond_the_ids(self) -> None:
         """
@@ -257,10 +257,8 @@ class CompletenessReaderTests(SynchronousTestCase):
         self.addCleanup(other.close)
         racing = self.txn.connection.cursor(cursor_factory=Racing)
         racing.other_session = other.cursor()
-        surveyor = CompletenessReader({}, continuous=True)
+        reader = CompletenessReader({}, continuous=True)
         available = find_available_queries(self.txn, [caches])["caches"]
-        found = surveyor.survey(
-            racing, Selection(caches, available, ""), StreamOffset()
-        )
+        found = reader.survey(racing, Selection(caches, available, ""), StreamOffset())
         self.assertEqual(found, StreamOffset(1))
         self.assertEqual(last_allocated_id(self.txn, caches), 2)
