@@ -37,9 +37,9 @@ from synapse_replication.app.host import PositionsOnlySink, StandaloneHost
 from synapse_replication.app.links import connect_direct_tcp, connect_redis
 from synapse_replication.app.modules import add_service, check_sink, load_factories
 from synapse_replication.app.observers import ProcessObservers
-from synapse_replication.app.stop_steps import StopSteps
+from synapse_replication.app.stop_steps import CLOSING, StopSteps, describe_unfinished
 from synapse_replication.app.stream_setup import StreamSetup
-from synapse_replication.app.wiring import SENDING, StoredStreams, Wiring
+from synapse_replication.app.wiring import StoredStreams, Wiring
 from synapse_replication.config.process import ProcessConfig
 from synapse_replication.config.replication_options import ReplicationOptions
 from synapse_replication.errors import (
@@ -83,10 +83,6 @@ if TYPE_CHECKING:
     from synapse_replication.streams.rows import RowT
     from synapse_replication.streams.table import TableStream
     from synapse_replication.tcp.factory import DirectTcpReplicationClientFactory
-
-
-#: The step of a stop without which written rows are not settled.
-CLOSING = "closing the streams"
 
 
 class ServiceState(enum.Enum):
@@ -565,7 +561,7 @@ class Replication(Service):
         if links and not any(link.up for link in links):
             outcome = "no link was up: readers will fetch what they have not received"
         if failed := await self._stop_parts():
-            outcome = self.unfinished = self._describe_unfinished(failed)
+            outcome = self.unfinished = describe_unfinished(failed, self._undelivered)
         self.log.emit(
             LogLevel.error if self.unfinished else LogLevel.info,
             "{instance_name} has stopped; {outcome}",
@@ -580,31 +576,6 @@ class Replication(Service):
             # The next steps cancel the sink, if it is still busy.
             self._undelivered = self._wiring.handler.busy_streams()
             raise
-
-    def _describe_unfinished(self, failed: Sequence[str]) -> str:
-        """Return what was not delivered and not sent because steps of the stop failed.
-
-        :param failed: the steps.
-        """
-        texts = []
-        if self._undelivered:
-            names = ", ".join(self._undelivered)
-            texts.append(
-                f"received rows of {names} were not delivered: they are fetched when "
-                "this process starts again, if its sink saves positions"
-            )
-        if CLOSING in failed:
-            texts.append(
-                "rows of transactions that had not ended, if they were committed, are "
-                "sent when this process starts again"
-            )
-        if SENDING in failed:
-            texts.append(
-                "written rows were not sent: readers fetch them from the database, or "
-                "lose them if they were held in memory"
-            )
-        steps = ", ".join(failed)
-        return "; ".join([*texts, f"not finished, see the warnings above: {steps}"])
 
     def _give_up(self) -> None:
         """Fail :attr:`started` because the service was stopped before it was up."""

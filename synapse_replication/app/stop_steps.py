@@ -1,9 +1,9 @@
-"""The steps of a process's stop: :class:`StopSteps`."""
+"""The steps of a process's stop, and what they leave unfinished."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import attrs
@@ -15,6 +15,11 @@ from synapse_replication.handlers.asyncio_tasks import run_in_task
 
 #: The most time that each step of a stop may take by default, in s.
 DRAIN_TIMEOUT = 10.0
+
+#: The step without which written rows are not settled.
+CLOSING = "closing the streams"
+#: The step without which written rows are not sent.
+SENDING = "sending written rows"
 
 
 @attrs.define(eq=False, repr=False)
@@ -77,3 +82,30 @@ async def _call(stop: Callable[[], Any]) -> None:
     result = stop()
     if isinstance(result, Awaitable):
         await run_in_task(result)
+
+
+def describe_unfinished(failed: Sequence[str], undelivered: Sequence[str]) -> str:
+    """Return what was not delivered and not sent because steps of the stop failed.
+
+    :param failed: the steps.
+    :param undelivered: the streams whose received rows were not delivered.
+    """
+    texts = []
+    if undelivered:
+        names = ", ".join(undelivered)
+        texts.append(
+            f"received rows of {names} were not delivered: they are fetched when "
+            "this process starts again, if its sink saves positions"
+        )
+    if CLOSING in failed:
+        texts.append(
+            "rows of transactions that had not ended, if they were committed, are "
+            "sent when this process starts again"
+        )
+    if SENDING in failed:
+        texts.append(
+            "written rows were not sent: readers fetch them from the database, or "
+            "lose them if they were held in memory"
+        )
+    steps = ", ".join(failed)
+    return "; ".join([*texts, f"not finished, see the warnings above: {steps}"])

@@ -25,7 +25,7 @@ import attrs
 
 from synapse_replication.app.observers import ProcessObservers
 from synapse_replication.app.position_check import start_position_check
-from synapse_replication.app.stop_steps import StopSteps
+from synapse_replication.app.stop_steps import SENDING, StopSteps
 from synapse_replication.config.shared_options import SharedOptions
 from synapse_replication.handlers.command_handler import (
     HandlerOptions,
@@ -49,9 +49,6 @@ if TYPE_CHECKING:
     from synapse_replication.storage.stuck_id_watch import StreamIds
     from synapse_replication.streams.standard.registry import StandardStream
     from synapse_replication.streams.table import TableStream
-
-#: The step of a stop without which rows are not sent.
-SENDING = "sending written rows"
 
 
 @attrs.frozen
