@@ -13,9 +13,9 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import psycopg2
 import psycopg2.extensions
@@ -54,6 +54,20 @@ _SUMMARY = re.compile(r"^(\d+) instances?: (.*)$", re.MULTILINE)
 
 
 class CorpusProcessesTests(SynchronousTestCase):
+    """Tests with one configuration for each way to declare instances.
+
+    :mod:`tests.external.long.test_corpus` starts those of the whole corpus.
+    """
+
+    names: ClassVar[Collection[str]] = (
+        "docker-single",
+        "workers-image-sockets",
+        "conf-d",
+        "ansible-writers",
+        "replication-tls",
+        "shared-folder",
+    )
+
     def setUp(self) -> None:
         # Short, because of the sockets in it.
         self.folder = Path(tempfile.mkdtemp())
@@ -61,7 +75,8 @@ class CorpusProcessesTests(SynchronousTestCase):
 
     def test_main_worker_and_status(self) -> None:
         """Each process starts, is shown by status, and stops with status 0."""
-        for name, deployment in CORPUS.items():
+        for name in self.names:
+            deployment = CORPUS[name]
             database = self.new_database()
             ports: dict[tuple[str, int, bool], int] = {}
             shared = self.write(self.folder / name, deployment.shared, database, ports)
