@@ -30,6 +30,7 @@ class ClassArchiveTests(StartedJobCase):
         first = self.run_job("")
         # Queries of few rows are planned once, and have no shuffle.
         self.assertEqual(first["sql.shuffle.partitions"], "1")
+        self.assertEqual(first["few"], "1")
         self.assertEqual(first["sql.adaptive.enabled"], "false")
         (attempts,) = (folder / "cache" / "synapse-replication").glob("*.attempts")
         with attempts.open() as lock:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pwd
-import signal
 import socket
 import tempfile
 import time
@@ -170,32 +169,16 @@ class MasterTests(SynchronousTestCase):
 
 
 class JobTests(StartedJobCase):
-    """Tests that start Java, in a process of its own."""
+    """A test that starts Java, in a process of its own.
 
-    def use_folder(self) -> Path:
-        """Create a folder, and let the job's temporary files be in it."""
-        folder = Path(self.mktemp()).absolute()
-        folder.mkdir(parents=True)
-        self.patch(os, "environ", {**os.environ, "TMPDIR": str(folder)})
-        return folder
-
-    def test_few_rows(self) -> None:
-        """
-        Queries of few rows are planned once, and have no shuffle. In the end, Java is
-        killed; no file is left over.
-        """
-        folder = self.use_folder()
-        found = self.run_job("")
-        self.assertEqual(found["sql.shuffle.partitions"], "1")
-        self.assertEqual(found["few"], "1")
-        self.assertEqual(found["sql.adaptive.enabled"], "false")
-        self.assertEqual(found["status"], -signal.SIGKILL)
-        self.assertEqual(list(folder.iterdir()), [])
+    :mod:`tests.external.long.test_started_jobs` has a job at whose end Java is killed.
+    """
 
     def test_event_log(self) -> None:
         """An event log that the user configured is complete; no file is left over."""
-        folder = self.use_folder()
-        (folder / "log").mkdir()
+        folder = Path(self.mktemp()).absolute()
+        (folder / "log").mkdir(parents=True)
+        self.patch(os, "environ", {**os.environ, "TMPDIR": str(folder)})
         found = self.run_job(
             f"--conf spark.eventLog.dir={folder}/log "
             "--conf spark.eventLog.enabled=true --conf spark.x=y "
