@@ -64,14 +64,22 @@ def scan_recordings(paths: Iterable[str | os.PathLike[str]]) -> Scan:
     """Plan a read of recordings, with WIRE_SCHEMA.
 
     ``recording`` is the name of the file, with as many parts of its path as are needed
-    to make it unique.
+    to make it unique. Files that a recorder has not completed are named in the log, and
+    not read.
 
     :param paths: files or folders. In a folder, all files at any depth whose names end
         with one of :data:`SUFFIXES` are read.
     :raises PipelineError: if a path does not exist, a file cannot be read, or a folder
         contains no recording.
     """
-    found = find_recordings(paths)
+    given = [Path(path) for path in paths]
+    for partial in (each for path in given for each in sorted(path.rglob("*.partial"))):
+        _logger.warning(
+            "%s is not read: its recorder still runs, or was killed; start the "
+            "recorder again to complete the file, or pass its name",
+            partial.absolute(),
+        )
+    found = find_recordings(given)
     files = [
         _inspect(path, name) for path, name in zip(found, _names(found), strict=True)
     ]
@@ -92,20 +100,12 @@ def scan_recordings(paths: Iterable[str | os.PathLike[str]]) -> Scan:
 def find_recordings(paths: Iterable[str | os.PathLike[str]]) -> list[Path]:
     """Return the files of recordings, including those in folders.
 
-    Files that a recorder has not completed are named in the log, and not returned.
-
     :raises PipelineError: if a path does not exist, or a folder contains no recording.
     """
     files: dict[Path, None] = {}
     for given in paths:
         path = Path(given).absolute()
         found = recordings_in(path)
-        for partial in sorted(path.rglob("*.partial")):
-            _logger.warning(
-                "%s is not read: its recorder still runs, or was killed; start the "
-                "recorder again to complete the file, or pass its name",
-                partial,
-            )
         if not found:
             raise PipelineError(
                 f"{path} contains no recording; the names of recordings end with "
