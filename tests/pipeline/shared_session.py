@@ -40,6 +40,10 @@ def shared_session() -> SparkSession:
             ),
             "spark.sql.codegen.wholeStage": "false",
             "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+            # Spark would describe each plan for its web UI, and check itself after each
+            # rule of its optimiser.
+            "spark.sql.ui.explainMode": "simple",
+            "spark.sql.lightweightPlanChangeValidation": "false",
         },
     )
 
