@@ -174,7 +174,9 @@ class Course:
 
         Another process runs it: at first, it is unknown to the one that is asked. The
         homeserver's scheduler sometimes begins a task only when it looks for tasks
-        once a minute, on stock, too.
+        once a minute, on stock, too. It also leaves a lock of a room behind if it
+        cancels a task at a wrong moment, because a name changed twice; the next task
+        waits until that lock has expired, after two minutes.
         """
 
         def pending() -> object:
@@ -189,7 +191,7 @@ class Course:
             states = [each["status"] for each in results]
             return [each for each in states if each not in ("complete", "failed")]
 
-        eventually(name, pending, 2 * PATIENCE)
+        eventually(name, pending, 4 * PATIENCE)
         answer = self.admin(name, "GET", path)
         states = [each["status"] for each in answer.get("results", [answer])]
         self.seen.statuses += [(f"{name} {state}", 200) for state in states]
