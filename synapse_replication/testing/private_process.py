@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -34,6 +35,9 @@ STOP_TIMEOUT = 15.0
 LOWEST_PORT = 10_000
 MAX_PORT_ATTEMPTS = 100
 
+#: The last ports that were returned, on which nothing may listen yet.
+_recent_ports: deque[int] = deque(maxlen=1000)
+
 _PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _PR_SET_PDEATHSIG = 1
 
@@ -42,7 +46,8 @@ def free_port() -> int:
     """Return a TCP port of the loopback interface that is currently unused.
 
     If possible, return a port that the kernel does not assign to outgoing connections,
-    so that no such connection takes it before the caller's server listens on it.
+    so that no such connection takes it before the caller's server listens on it. A port
+    is not returned again soon.
 
     :raises ServerStartError: if no attempt finds a free port.
     """
@@ -51,9 +56,13 @@ def free_port() -> int:
     ports = below or above
     chosen = random.SystemRandom().sample(ports, min(MAX_PORT_ATTEMPTS, len(ports)))
     for port in (*chosen, 0):
+        if port in _recent_ports:
+            continue
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
-            return int(probe.getsockname()[1])
+            found = int(probe.getsockname()[1])
+            _recent_ports.append(found)
+            return found
     raise ServerStartError("no free TCP port found on 127.0.0.1; stop some servers")
 
 

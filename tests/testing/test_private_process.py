@@ -27,6 +27,12 @@ class PrivateProcessTests(SynchronousTestCase):
         self.patch(private_process, "_outgoing_ports", lambda: (1024, 65_000))
         self.assertGreater(free_port(), 65_000)
 
+    def test_not_again(self) -> None:
+        """A port that was returned, but on which nothing listens yet, is not reused."""
+        self.patch(private_process, "_outgoing_ports", lambda: (10_100, 65_535))
+        ports = [free_port() for _ in range(50)]
+        self.assertEqual(len(set(ports)), 50)
+
     def test_all_ports_are_for_outgoing_connections(self) -> None:
         """
         If the kernel may assign any port to outgoing connections, it chooses the free
