@@ -375,7 +375,7 @@ class Driven:
         """Apply an event to the world, and then to the driver."""
         world = self.world
         name, *arguments = event
-        was_idle, was_busy, was_due = world.is_idle, world.busy, world.timer_due
+        was_idle, was_busy, was_running = world.is_idle, world.busy, world.timer != 0
         answer, epoch = world.answer, world.reader.epoch
         was_waiting = self._waiting
         item: OfWriter | None = None
@@ -394,7 +394,8 @@ class Driven:
             self._arrive(arguments[0], item, was_idle)
         elif name in self._acts:
             self._acts[name](self, *arguments, was_busy, answer, epoch)
-        if world.timer_due and not was_due:
+        # An earlier end may still be in the queue.
+        if name in _PASSING and was_running and world.timer == 0:
             self._pass_timer()
         if (
             self._waiting is not None
@@ -613,6 +614,8 @@ _COMPARED = (
     "is the timer running",
     "is something in progress",
 )
+#: The events after which the timer may have ended.
+_PASSING = frozenset({"time", "moment"})
 _ANNOUNCEMENTS = frozenset(
     {
         "message",
