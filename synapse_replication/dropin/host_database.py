@@ -27,7 +27,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
-from weakref import WeakKeyDictionary
 
 import psycopg2
 import psycopg2.extensions
@@ -62,9 +61,6 @@ _HOST_DESCRIPTIONS = {
     "get_next_ids": "_load_next_mult_id",
     "persist_position": "MultiWriterIdGenerator._update_table",
 }
-
-#: The connections of each pool of the host.
-_connections: WeakKeyDictionary[Any, HostConnections] = WeakKeyDictionary()
 
 #: Why the host is being stopped.
 _stopping: list[NameLostError] = []
@@ -279,9 +275,9 @@ class HostDatabase:
                 "cannot be ended if this process is suspended and replaced"
             )
             return
-        if pool not in _connections:
-            _connections[pool] = HostConnections(pool, self, self._db.hs.get_reactor())
-        self.connections = _connections[pool]
+        self.connections = _connections_of(pool) or HostConnections(
+            pool, self, self._db.hs.get_reactor()
+        )
         if admission is not None:
             self.connections.admission = admission
 
@@ -350,13 +346,23 @@ class _SqliteCursor:
         self._txn.execute(_NAMED_PARAMETER.sub(r":\1", sql), parameters)
 
 
+def _connections_of(pool: Any) -> HostConnections | None:
+    """Return the connections of a pool, if this package opens them.
+
+    Only the pool refers to them: they refer to the host, which would never be freed if
+    anything else kept them.
+    """
+    owner = getattr(pool.openfun, "__self__", None)
+    return owner if isinstance(owner, HostConnections) else None
+
+
 def find_name_check(db: DatabasePool) -> Callable[[], Deferred[None]] | None:
     """Return the check that this process has its name, if it has acquired one.
 
     :param db: the host's connection pool.
     """
     pool = getattr(db, "_db_pool", None)
-    connections = None if pool is None else _connections.get(pool)
+    connections = None if pool is None else _connections_of(pool)
     if connections is None or connections.admission is None:
         return None
     return connections.confirm_name

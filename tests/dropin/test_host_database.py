@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 import time
@@ -9,6 +10,7 @@ from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
+from weakref import ref
 
 import psycopg2
 from twisted.enterprise.adbapi import ConnectionPool
@@ -239,6 +241,28 @@ class LostAnswerTests(_HostCase):
     def insert_and_end(self, txn: Any, id_: int) -> None:
         txn.execute("INSERT INTO foobar VALUES (%s, 'w1', '')", (id_,))
         txn.execute("SELECT pg_terminate_backend(pg_backend_pid())")
+
+
+class FreedTests(_HostCase):
+    """A homeserver that has been shut down is freed, while the process goes on."""
+
+    def test_freed(self) -> None:
+        """Nothing keeps a pool whose connections this package opens."""
+        db = _Db(self.hs, self.dsn)
+        HostDatabase(db, "test").open_connections(None)
+        pool = ref(db._db_pool)
+        db._db_pool.close()
+        del db
+        gc.collect()
+        self.assertIsNone(pool())
+
+    def test_once(self) -> None:
+        """The generators of a pool share its connections."""
+        db = self.make_db(self.dsn)
+        first, second = HostDatabase(db, "test"), HostDatabase(db, "test")
+        first.open_connections(None)
+        second.open_connections(None)
+        self.assertIs(first.connections, second.connections)
 
 
 class PredecessorTests(_HostCase):
