@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from twisted.trial.unittest import SynchronousTestCase
 
-from scripts.tools.explore.driven import compare
+from scripts.tools.explore.driven import Driven, compare
 from scripts.tools.explore.driver_bugs import BUGS, find
 from scripts.tools.explore.worlds import DRIVEN
 from synapse_replication.streams.reader_decisions import Action
@@ -19,6 +21,15 @@ class DriverTests(SynchronousTestCase):
             found = compare(kind, bounds, 40)
             self.assertIsNone(found.reason, (name, found))
             self.assertGreater(found.sequences, 40, name)
+
+    def test_two_pauses(self) -> None:
+        """A pause may end while the end of an earlier one is in the queue."""
+        events: list[tuple[Any, ...]] = [
+            ("allocate",), ("commit", 1), ("send",), ("up", 0), ("report", 0),
+            ("behind",), ("done",), ("position", 0), ("time",), ("behind",),
+            ("done",), ("time",),
+        ]  # fmt: skip
+        Driven(*DRIVEN["standby, one id"]).run(events)
 
     def test_bugs(self) -> None:
         """Each deliberate bug of the driver is found, whatever its action."""
