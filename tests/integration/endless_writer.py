@@ -13,7 +13,7 @@ from pathlib import Path
 
 import attrs
 from twisted.internet import reactor  # noqa: TID251
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, DeferredList
 from twisted.internet.task import deferLater
 
 from synapse_replication import api
@@ -92,8 +92,9 @@ def make_service(options: Options) -> api.Replication:
             lambda: notes.write([row]),
             lambda: notes.write([row]),
         ]
-        for write in writes:
-            Deferred.fromCoroutine(until_refused(write))
+        ended = [Deferred.fromCoroutine(until_refused(write)) for write in writes]
+        # Otherwise, the process may end while the code pauses.
+        reactor.addSystemEventTrigger("before", "shutdown", DeferredList, ended)
 
     async def until_refused(write: Callable[[], Awaitable[object]]) -> None:
         try:

@@ -66,7 +66,10 @@ class StopWhileWritingTests(DeploymentTestCase):
         )
         self.assertEqual(sorted(self.texts("typing")), sorted(in_memory))
         refused = json.loads((self.folder / "refused").read_text())
-        self.assertEqual(refused, ["StreamClosedError"] * 4)
+        self.assertEqual(len(refused), 4)
+        # A transaction that is begun after the streams are closed may also come too
+        # late for the database.
+        self.assertLessEqual(set(refused), {"StreamClosedError", "DatabaseClosedError"})
 
     def texts(self, stream: str) -> list[str]:
         return [entry["rows"][0][0].strip("!:x") for entry in self.journal(stream)]
