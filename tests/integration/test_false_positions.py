@@ -209,6 +209,10 @@ class FalsePositionTests(DeploymentTestCase):
         """
         self.start_all(1)
         self.write_and_check(3)
+        # Before that, main would discard the row.
+        self.wait_until(
+            "main is live", lambda: self.conditions("main") == {"written here", "live"}
+        )
         ((last,),) = self.execute("SELECT last_value FROM notes_seq")
         self.publish(f"RDATA notes writer2 {last + 30} {json.dumps(FORGED)}")
         self.wait_until(
