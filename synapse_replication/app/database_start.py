@@ -11,10 +11,7 @@ from synapse_replication.app.stop_steps import StopSteps
 from synapse_replication.config.replication_options import ReplicationOptions
 from synapse_replication.errors import StorageError
 from synapse_replication.handlers.host_parts import ReactorClock
-from synapse_replication.storage.database import (
-    Database,
-    until_available,
-)
+from synapse_replication.storage.database import Database, until_available
 from synapse_replication.storage.standby import (
     DatabaseRole,
     preferring_writable,

@@ -64,10 +64,7 @@ from synapse_replication.instrumentation.status.assessment import describe_proce
 from synapse_replication.instrumentation.status.stalls import StallLog
 from synapse_replication.instrumentation.status.status_observer import StatusObserver
 from synapse_replication.storage import id_streams
-from synapse_replication.storage.database import (
-    Database,
-    TransactionRunner,
-)
+from synapse_replication.storage.database import Database, TransactionRunner
 from synapse_replication.storage.id_streams import IdStream, row_stream_of
 from synapse_replication.storage.open_transactions import Session, find_session
 from synapse_replication.storage.stuck_id_watch import STUCK_AFTER

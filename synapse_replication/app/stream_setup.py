@@ -43,19 +43,11 @@ from synapse_replication.config.replication_options import (
     DeclaredStream,
     ReplicationOptions,
 )
-from synapse_replication.errors import (
-    DatabaseBehindError,
-    RowDecodeError,
-    StorageError,
-)
+from synapse_replication.errors import DatabaseBehindError, RowDecodeError, StorageError
 from synapse_replication.handlers.data_handler import AdvancingStream
 from synapse_replication.handlers.events import RemovedWriterFound, StreamAbsent
 from synapse_replication.handlers.interfaces import PositionSink, RowSink
-from synapse_replication.storage.database import (
-    Database,
-    first_line,
-    until_available,
-)
+from synapse_replication.storage.database import Database, first_line, until_available
 from synapse_replication.storage.id_streams import IdStream, check_tables, read_sequence
 from synapse_replication.storage.postgres_stream import PostgresStream, WriterIds
 from synapse_replication.storage.removed_writer_search import RemovedWriterFinder

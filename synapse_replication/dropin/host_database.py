@@ -34,10 +34,7 @@ from twisted.internet.defer import Deferred, DeferredList, succeed
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from synapse_replication.dropin.homeserver import (
-    DatabaseConnection,
-    DatabasePool,
-)
+from synapse_replication.dropin.homeserver import DatabaseConnection, DatabasePool
 from synapse_replication.errors import NameLostError
 from synapse_replication.handlers.waiters import Waiters
 from synapse_replication.storage import name_lock

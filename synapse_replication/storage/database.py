@@ -48,11 +48,7 @@ import psycopg2.errors
 import psycopg2.extensions
 from twisted.internet import defer
 from twisted.internet.defer import CancelledError, Deferred
-from twisted.internet.interfaces import (
-    IDelayedCall,
-    IReactorFromThreads,
-    IReactorTime,
-)
+from twisted.internet.interfaces import IDelayedCall, IReactorFromThreads, IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 from twisted.python.threadpool import ThreadPool
@@ -66,20 +62,13 @@ from synapse_replication.handlers.interfaces import Clock
 from synapse_replication.handlers.timer import Backoff
 from synapse_replication.handlers.waiters import Waiters
 from synapse_replication.storage.admission import Admission
-from synapse_replication.storage.lost_answers import (
-    LostAnswer,
-    LostAnswers,
-    identify,
-)
+from synapse_replication.storage.lost_answers import LostAnswer, LostAnswers, identify
 from synapse_replication.storage.transactions import (
     Attempt,
     PoolConnection,
     Transaction,
 )
-from synapse_replication.streams.writer_table import (
-    Effect,
-    TransactionState,
-)
+from synapse_replication.streams.writer_table import Effect, TransactionState
 from synapse_replication.transport.error_text import error_text
 
 T = TypeVar("T")

@@ -34,10 +34,7 @@ from synapse_replication.errors import StorageError
 from synapse_replication.handlers.interfaces import Clock
 from synapse_replication.handlers.timer import Timer
 from synapse_replication.storage.admission import Admission
-from synapse_replication.storage.database import (
-    TransactionRunner,
-    until_available,
-)
+from synapse_replication.storage.database import TransactionRunner, until_available
 from synapse_replication.storage.name_lock import (
     RETRY_INTERVAL,
     WAIT,

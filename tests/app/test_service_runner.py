@@ -14,11 +14,7 @@ from twisted.internet.defer import Deferred, succeed
 from twisted.logger import Logger, globalLogBeginner
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.app.service_runner import (
-    Runnable,
-    run_service,
-    start_logging,
-)
+from synapse_replication.app.service_runner import Runnable, run_service, start_logging
 from synapse_replication.errors import StorageError
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)

@@ -28,10 +28,7 @@ from synapse_replication.errors import ReplicationError
 from synapse_replication.storage.database import Database
 from synapse_replication.storage.id_streams import IdStream
 from synapse_replication.storage.sequences import load_positions
-from synapse_replication.storage.transactions import (
-    Transaction,
-    connect,
-)
+from synapse_replication.storage.transactions import Transaction, connect
 from synapse_replication.streams.id_column import IdColumn
 
 _log = Logger()

@@ -67,10 +67,7 @@ from synapse_replication.tcp.factory import (
 )
 from tests.simulation.database import DatabaseClient
 from tests.simulation.environment import Environment, Neighbour
-from tests.simulation.homeserver import (
-    HomeserverStream,
-    make_rows,
-)
+from tests.simulation.homeserver import HomeserverStream, make_rows
 from tests.simulation.invariants import Reader, SimulatedRow
 from tests.simulation.reactor import PEER_PORT
 from tests.simulation.sink import ProcessSink

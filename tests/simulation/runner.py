@@ -18,11 +18,7 @@ from tests.simulation.cluster import Cluster
 from tests.simulation.faults import Faults
 from tests.simulation.invariants import ViolationError
 from tests.simulation.moves import Moves
-from tests.simulation.topology import (
-    MEMORY_STREAM,
-    PROCESSES,
-    WRITERS,
-)
+from tests.simulation.topology import MEMORY_STREAM, PROCESSES, WRITERS
 from tests.simulation.watcher import Counts
 
 #: The time in s at which traffic and faults begin.

@@ -6,12 +6,7 @@ from collections.abc import Callable
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from tests.simulation.invariants import (
-    Ledger,
-    Reader,
-    SimulatedRow,
-    ViolationError,
-)
+from tests.simulation.invariants import Ledger, Reader, SimulatedRow, ViolationError
 
 
 def _rows(*ids: int, epoch: int = 1) -> list[SimulatedRow]:

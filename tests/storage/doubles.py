@@ -13,9 +13,7 @@ from twisted.python.failure import Failure
 
 from synapse_replication.handlers.interfaces import DelayedCall
 from synapse_replication.storage import queries
-from synapse_replication.storage.id_streams import (
-    IdStream,
-)
+from synapse_replication.storage.id_streams import IdStream
 from synapse_replication.storage.lost_answers import LostAnswer
 from synapse_replication.storage.transactions import connect
 from synapse_replication.streams.id_column import IdColumn

@@ -11,10 +11,7 @@ from twisted.internet import defer
 from twisted.internet.defer import Deferred
 
 from synapse_replication.storage.database import TransactionRunner
-from synapse_replication.storage.postgres_stream import (
-    PostgresStream,
-    WriterIds,
-)
+from synapse_replication.storage.postgres_stream import PostgresStream, WriterIds
 from synapse_replication.storage.transactions import Transaction
 from synapse_replication.streams.stream import Stream
 from synapse_replication.streams.table import TableStream

@@ -20,10 +20,7 @@ from synapse_replication.errors import (
     StorageError,
     TransactionRolledBackError,
 )
-from synapse_replication.storage.database import (
-    MAX_ATTEMPTS,
-    Database,
-)
+from synapse_replication.storage.database import MAX_ATTEMPTS, Database
 from synapse_replication.storage.prepared import Prepared, run
 from synapse_replication.storage.transactions import Transaction
 from tests.storage.doubles import PostgresMixin

@@ -16,14 +16,8 @@ from synapse_replication.storage.id_generators import (
     MultiWriterIdGenerator,
     load_id_generator,
 )
-from synapse_replication.storage.transactions import (
-    Transaction,
-    connect,
-)
-from tests.storage.doubles import (
-    FakeReactor,
-    PostgresMixin,
-)
+from synapse_replication.storage.transactions import Transaction, connect
+from tests.storage.doubles import FakeReactor, PostgresMixin
 from tests.storage.id_generator_case import foobar
 
 

@@ -25,15 +25,9 @@ from synapse_replication.storage.id_generators import (
 )
 from synapse_replication.storage.lost_answers import Backend, LostAnswer
 from synapse_replication.storage.stuck_id_watch import STUCK_AFTER, StuckIdWatch
-from synapse_replication.storage.transactions import (
-    Transaction,
-    connect,
-)
+from synapse_replication.storage.transactions import Transaction, connect
 from synapse_replication.streams.writer import TransactionOutcome
-from synapse_replication.streams.writer_table import (
-    TransactionEvent,
-    TransactionState,
-)
+from synapse_replication.streams.writer_table import TransactionEvent, TransactionState
 from tests.storage.doubles import FakeReactor, PostgresMixin
 from tests.storage.id_generator_case import foobar
 

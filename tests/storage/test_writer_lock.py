@@ -31,10 +31,7 @@ from synapse_replication.storage.database import Database
 from synapse_replication.storage.id_streams import read_sequence
 from synapse_replication.storage.lost_answers import identify
 from synapse_replication.storage.sequences import fetch_ids
-from synapse_replication.storage.transactions import (
-    Transaction,
-    connect,
-)
+from synapse_replication.storage.transactions import Transaction, connect
 from synapse_replication.storage.writer_lock import WriterLock
 from tests.storage.doubles import FOOBAR, PostgresMixin
 

@@ -10,10 +10,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from synapse_replication.errors import TokenError
 from synapse_replication.storage.row_pages import sql_between
 from synapse_replication.storage.transactions import connect
-from synapse_replication.streams.tokens import (
-    MultiWriterStreamToken,
-    PersistedPosition,
-)
+from synapse_replication.streams.tokens import MultiWriterStreamToken, PersistedPosition
 from synapse_replication.testing.servers import shared_postgres
 
 Token = MultiWriterStreamToken

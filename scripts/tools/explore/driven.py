@@ -15,14 +15,7 @@ world waits before it resumes, so that more may be given up, the driver does, to
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import (
-    Awaitable,
-    Callable,
-    Iterable,
-    Iterator,
-    Mapping,
-    Sequence,
-)
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import zip_longest
 from typing import Any, ClassVar

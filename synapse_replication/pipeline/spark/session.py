@@ -26,11 +26,7 @@ from weakref import WeakSet
 from synapse_replication.errors import PipelineError, SparkMissingError
 from synapse_replication.pipeline.progress import JobProgress
 from synapse_replication.pipeline.spark.settings import own_settings
-from synapse_replication.pipeline.spark.start import (
-    JavaStart,
-    check_master,
-    spark_home,
-)
+from synapse_replication.pipeline.spark.start import JavaStart, check_master, spark_home
 from synapse_replication.pipeline.spark.user_settings import UserSettings
 
 if TYPE_CHECKING:
