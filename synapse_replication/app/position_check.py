@@ -11,6 +11,7 @@ A row can also be lost below a later row, which leaves no trace in positions. Fo
 writer without the extension, the delivered tokens up to its stored position are
 therefore compared with the committed ones, with one scan of an index per table. Rows
 that are missing are delivered late. While a writer writes nothing, nothing is scanned.
+Only the tokens of these writers are recorded at delivery.
 
 A stream that any instance may write (``caches``) has no stored positions. The newest
 tokens of its writers in the table take their place, unless a transaction that has
@@ -144,6 +145,7 @@ class StoredPositionCheck:
         #: The result of the last read.
         self._stored: Tokens = {}
         self._timeline: str | None = None
+        self._is_standby = False
         #: This process's positions at the last reads, and at those that were skipped.
         self._samples: deque[Tokens] = deque(maxlen=SKIPPED + 2)
         self._timer = Timer(self._clock)
@@ -153,6 +155,7 @@ class StoredPositionCheck:
     def start(self) -> None:
         """Begin to read; the first read is due after the interval."""
         self._is_running = True
+        self._record_tokens()
         self._schedule()
 
     def stop(self) -> None:
@@ -165,7 +168,17 @@ class StoredPositionCheck:
             delay = until_next(self._clock, self._interval)
             self._timer.start(delay, self._sample)
 
+    def _record_tokens(self) -> None:
+        """Have the tokens recorded that are to be compared with the committed ones."""
+        for name in self._compared:
+            # A standby shows no newest tokens.
+            others = () if self._is_standby else self._instances
+            writers = self._streams[name].writers or others
+            unreported = {each for each in writers if not self._is_reporting(each)}
+            self._handler.receivers[name].record_tokens(unreported)
+
     def _sample(self) -> None:
+        self._record_tokens()
         sample = {key: self._claimed_position(*key) for key in self._writers}
         self._samples.append(sample)
         if self._skipped < SKIPPED and all(map(self._is_reporting, self._others)):
@@ -209,9 +222,8 @@ class StoredPositionCheck:
         found = {}
         for (stream_name, instance_name), stored in self._stored.items():
             if stream_name in self._compared:
-                is_wanted = not self._is_reporting(instance_name)
                 range_ = self._handler.receivers[stream_name].range_to_verify(
-                    instance_name, stored, is_wanted=is_wanted
+                    instance_name, stored
                 )
                 if range_ is not None:
                     found[stream_name, instance_name] = range_
@@ -220,6 +232,7 @@ class StoredPositionCheck:
     def _compare(self, found: _Found) -> None:
         self._has_failed = False
         reading = found.reading
+        self._is_standby = reading.is_standby
         stored = {
             key: reading.stored[key] for key in self._writers if key in reading.stored
         }

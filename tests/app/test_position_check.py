@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from typing import Any
 
 import psycopg2
@@ -15,9 +16,13 @@ from synapse_replication.app.position_check import (
     SKIPPED,
     StoredPositionCheck,
 )
+from synapse_replication.storage import committed_tokens
 from synapse_replication.storage.database import Database
 from synapse_replication.storage.id_streams import IdStream
+from synapse_replication.storage.standby import DatabaseRole
 from synapse_replication.streams.id_column import IdColumn
+from synapse_replication.testing.doubles import SourceStream
+from tests.handlers.fixtures import Row, receiving
 from tests.storage.doubles import FakeReactor, PostgresMixin
 from tests.support.recording_observer import RecordingObserver
 
@@ -29,20 +34,26 @@ class ReceiverDouble:
 
     :param known: the token up to which the rows of each (stream, writer) are known.
     :ivar verified: the arguments of all calls of :meth:`verify`.
+    :ivar recorded: the writers whose tokens are recorded.
     """
 
     def __init__(self, stream_name: str, known: dict[tuple[str, str], int]) -> None:
         self._stream_name = stream_name
         self._known = known
         self.verified: list[tuple[str, list[int], int]] = []
+        self.recorded: Set[str] = frozenset()
 
     def claimed_position(self, instance_name: str) -> int:
         return self._known[self._stream_name, instance_name]
 
+    def record_tokens(self, instance_names: Set[str]) -> None:
+        self.recorded = instance_names
+
     def range_to_verify(
-        self, instance_name: str, stored: int, *, is_wanted: bool
+        self, instance_name: str, stored: int
     ) -> tuple[int, int] | None:
-        return (5, stored) if is_wanted and stored > 5 else None
+        is_recorded = instance_name in self.recorded
+        return (5, stored) if is_recorded and stored > 5 else None
 
     def verify(self, *found: Any) -> None:
         self.verified.append(found)
@@ -254,6 +265,49 @@ class StoredPositionCheckTests(PostgresMixin, TestCase):
         await self.read()
         self.clock.advance(GRACE)
         self.assertEqual(self.reported, [])
+
+    async def test_records_what_is_compared(self) -> None:
+        """Of writers that report their positions, no delivered token is recorded."""
+        self.speakers = {"w1", "w2"}
+        await self.read()
+        for name in ("foo", "bar"):
+            self.assertEqual(self.receivers[name].recorded, set())
+        self.speakers = {"w2"}
+        await self.read()
+        for name in ("foo", "bar"):
+            self.assertEqual(self.receivers[name].recorded, {"w1"})
+
+    async def test_no_token_is_held_of_one_that_reports(self) -> None:
+        """A reader holds no token of a writer of caches that reports its position."""
+        self.sql("CREATE TABLE barbar (stream_id bigint, instance_name text)")
+        self.sql("INSERT INTO barbar VALUES (60, 'w1'), (60, 'w2')")
+        process = receiving(SourceStream("bar", Row, idempotent=True))
+        receiver = process.handler.receivers["bar"]
+        self.receivers["bar"] = receiver  # type: ignore[assignment]
+        self.check.stop()
+        self.check = self.make(self.database)
+        self.addCleanup(self.check.stop)
+        for name in ("w1", "w2"):
+            process.receive(f"POSITION bar {name} 10 10")
+        await self.read()
+        for token in range(11, 61):
+            for name in ("w1", "w2"):
+                process.receive(f'RDATA bar {name} {token} ["row"]')
+        self.assertTrue(receiver.writer("w1").late.is_recording)
+        self.assertFalse(receiver.writer("w2").late.is_recording)
+        self.assertEqual(receiver.claimed_position("w2"), 60)
+
+    async def test_records_from_the_start(self) -> None:
+        """Until it is known that a writer reports its position, it is compared."""
+        self.assertEqual(self.receivers["bar"].recorded, {"w1"})
+
+    async def test_standby(self) -> None:
+        """On a standby, nothing is recorded of streams without stored positions."""
+        self.patch(committed_tokens, "read_role", lambda txn: DatabaseRole(True, True))
+        await self.read()
+        self.run_timer()
+        self.assertEqual(self.receivers["foo"].recorded, {"w1"})
+        self.assertEqual(self.receivers["bar"].recorded, set())
 
     async def test_negative_ids(self) -> None:
         """The tokens of a stream that counts down are positive."""

@@ -23,7 +23,7 @@ failure-invalidation-flood.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence, Set
 from functools import partial
 from typing import Any, cast
 
@@ -133,6 +133,8 @@ class StreamReceiver:
         self._links: list[Link] = []
         self._writers: dict[str, WriterReceiver] = {}
         self._saved_epochs = context.saved_epochs()
+        # The writers whose delivered tokens are recorded, to be verified.
+        self._recorded: Set[str] = frozenset()
 
     # -- writers ----------------------------------------------------------------------
 
@@ -141,7 +143,6 @@ class StreamReceiver:
         return self._writers.get(instance_name) or self._add(instance_name)
 
     def _add(self, instance_name: str) -> WriterReceiver:
-        context = self._context
         writer = WriterReceiver(
             instance_name,
             self._stream,
@@ -149,8 +150,7 @@ class StreamReceiver:
             self._links,
         )
         self._writers[instance_name] = writer
-        options, description = context.options, context.description
-        if options.position_check_seconds and not description.held_in_memory:
+        if instance_name in self._recorded:
             writer.late.begin()
         return writer
 
@@ -281,23 +281,29 @@ class StreamReceiver:
         """Enqueue a stored position that is ahead of what its writer announced."""
         self._queue.call(lambda: self.writer(instance_name).found_stored(token))
 
+    def record_tokens(self, instance_names: Set[str]) -> None:
+        """Record the delivered tokens of these writers, to be verified; of no others.
+
+        A writer may be named before anything arrived from it.
+        """
+        self._recorded = instance_names
+        for instance_name, writer in self._writers.items():
+            if instance_name not in instance_names:
+                writer.late.end()
+            elif not writer.late.is_recording:
+                # Begin when no row is being delivered: its token is recorded before.
+                self._queue.call(writer.late.begin)
+
     def range_to_verify(
-        self, instance_name: str, stored: int, *, is_wanted: bool
+        self, instance_name: str, stored: int
     ) -> tuple[int, int] | None:
         """Return the range of a writer's delivered tokens to compare with the database.
 
         :param stored: the writer's stored position.
-        :param is_wanted: whether to verify what this writer announces.
         :return: the range's exclusive lower and inclusive upper bound; ``None`` if
             nothing is to be verified now.
         """
-        writer = self.writer(instance_name)
-        if not is_wanted:
-            writer.late.end()
-        elif not writer.late.is_recording:
-            # Begin when no row is being delivered: its token is recorded before.
-            self._queue.call(writer.late.begin)
-        return writer.range_to_verify(stored)
+        return self.writer(instance_name).range_to_verify(stored)
 
     def verify(self, instance_name: str, committed: Sequence[int], upto: int) -> None:
         """Compare delivered tokens with committed ones; deliver the missing rows late.

@@ -28,16 +28,13 @@ class LateRowsTests(SynchronousTestCase):
         process = receiving(resettable=resettable)
         if accepts_late_rows:
             process.host.rows.on_late_rdata = lambda *late: self.late.append(late)  # type: ignore[attr-defined]
+        process.handler.receivers["events"].record_tokens({"v", "w"})
         process.stream.persist("w", 5, ["five"])
         process.receive("POSITION events w 4 4", 'RDATA events w 5 ["five"]')
         return process
 
-    def range_to_verify(
-        self, stored: int, *, is_wanted: bool = True
-    ) -> tuple[int, int] | None:
-        return self.process.handler.receivers["events"].range_to_verify(
-            "w", stored, is_wanted=is_wanted
-        )
+    def range_to_verify(self, stored: int) -> tuple[int, int] | None:
+        return self.process.handler.receivers["events"].range_to_verify("w", stored)
 
     def verify(self, committed: Sequence[int], upto: int) -> None:
         self.process.handler.receivers["events"].verify("w", committed, upto)
@@ -98,18 +95,31 @@ class LateRowsTests(SynchronousTestCase):
 
     def test_extension(self) -> None:
         """A writer that speaks the extension is not verified."""
-        self.assertIsNone(self.range_to_verify(5, is_wanted=False))
+        receiver = self.process.handler.receivers["events"]
+        receiver.record_tokens(set())
         self.process.receive('RDATA events w 7 ["seven"]')
-        self.assertIsNone(self.range_to_verify(7, is_wanted=False))
+        self.assertIsNone(self.range_to_verify(7))
         self.verify([6, 7], 7)
         self.assertEqual(self.late, [])
         # If it stops speaking the extension, later rows are verified.
+        receiver.record_tokens({"w"})
         self.assertIsNone(self.range_to_verify(7))
         self.process.stream.persist("w", 8, ["eight"])
         self.process.receive('RDATA events w 9 ["nine"]')
         self.assertEqual(self.range_to_verify(9), (7, 9))
         self.verify([8, 9], 9)
         self.assertEqual([token for _, _, token, _ in self.late], [8])
+
+    def test_writer_that_is_not_verified(self) -> None:
+        """No token is recorded of a new writer that nobody verifies."""
+        receiver = self.process.handler.receivers["events"]
+        for name in ("u", "v"):
+            self.process.receive(f"POSITION events {name} 4 4")
+            for token in range(5, 105):
+                self.process.receive(f'RDATA events {name} {token} ["row"]')
+        self.assertFalse(receiver.writer("u").late.is_recording)
+        self.assertIsNone(receiver.range_to_verify("u", 104))
+        self.assertEqual(receiver.range_to_verify("v", 104), (0, 104))
 
     def test_page_that_fails(self) -> None:
         """Rows of a failed page that were delivered are not delivered again."""
