@@ -211,7 +211,7 @@ class Reader:
         """The state of the writer. Reading it is thread-safe."""
         catch_up = self._catch_up
         if catch_up is None:
-            return State.LIVE if self._announced else State.WAITING
+            return State.LIVE if self._links_with_position else State.WAITING
         if self._page is not None:
             return State.DELIVERING
         if self._request is not None:
@@ -219,7 +219,7 @@ class Reader:
         return State.PAUSED if catch_up.pace is CatchUpPace.PAUSED else State.DUE
 
     @property
-    def _announced(self) -> list[LinkState]:
+    def _links_with_position(self) -> list[LinkState]:
         links = list(self._links.values())  # another thread may change the dict
         return [state for state in links if state.phase is not LinkPhase.WAITING]
 
@@ -386,8 +386,9 @@ class Reader:
         have restarted since: a lower POSITION on another link shows it.
         """
         del self._links[link]
-        announced = self._announced
-        if self._policy.resettable and all(s.heard < self._position for s in announced):
+        if self._policy.resettable and all(
+            state.heard < self._position for state in self._links_with_position
+        ):
             for state in self._links.values():
                 state.lost_upto = self._position
 
@@ -523,7 +524,7 @@ class Reader:
         self.drop_unfinished(link)
         is_first = state.phase is LinkPhase.WAITING
         if is_first:
-            if any(each.heard >= position for each in self._announced):
+            if any(each.heard >= position for each in self._links_with_position):
                 # Another link carries the position again.
                 state.lost_upto = 0
             state.phase = LinkPhase.OPENING
@@ -716,7 +717,7 @@ class Reader:
         if self._epoch is not None or not from_start:
             return False
         # Rows may have arrived on other links first, and be of another process.
-        stated = {state.epoch for state in self._announced}
+        stated = {state.epoch for state in self._links_with_position}
         if self._page is not None or None in stated:
             return None
         if stated != {epoch}:
@@ -734,7 +735,7 @@ class Reader:
         :param is_deleted: whether its stored position was deleted, so that it cannot
             write.
         """
-        if self._announced and not is_deleted:
+        if self._links_with_position and not is_deleted:
             # The writer announces its rows itself.
             return Finding.NOTHING
         if self._catch_up is None and upto <= self.floor:
