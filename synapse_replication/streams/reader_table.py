@@ -2,7 +2,8 @@
 
 Theory of operation: :data:`TABLE` is derived from :data:`ROWS`, from which the manual's
 table and picture are made, too. :class:`~synapse_replication.streams.reader.Reader`
-checks every call of its methods against the table.
+checks each event against the table: the state in which it happens, and the state that
+follows.
 """
 
 from __future__ import annotations

@@ -1185,6 +1185,24 @@ class TableTests(SynchronousTestCase):
             self.patch(Reader, "_begin", lambda *_args: None)
             driven.reader.overflow()
 
+    def test_result_of_an_unexpected_event(self) -> None:
+        """A method returns a result of its type for an unexpected event, too."""
+        driven = Driven()
+        errors: list[UnexpectedEventError] = []
+        driven.reader._report = errors.append
+        driven.reader.page_delivered()
+        fetch, page = Fetch(0, 1, False), StreamUpdateResult([], 1, False)
+        self.assertIsNone(driven.reader.page_fetched(fetch, page))
+        self.assertEqual(driven.reader.source_behind(), 1)
+        self.assertEqual(
+            list(map(str, errors)),
+            [
+                "PAGE_DELIVERED in state WAITING",
+                "PAGE in state DUE",
+                "BEHIND in state DUE",
+            ],
+        )
+
     def check_that_a_row_is_fetched(
         self, event: ReaderEvent, state: State, entry: Entry | None
     ) -> None:
