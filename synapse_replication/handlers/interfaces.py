@@ -181,6 +181,11 @@ class LateRowSink(Protocol):
     A writer without this package may commit a row and never announce it. If such a row
     is found below rows that were delivered, it is passed to this method. A sink without
     it never receives the row; the observer is notified in any case.
+
+    A late row may be delivered twice, so handling it again must have no further effect:
+    if it arrives after all, and no row with a greater token was delivered,
+    ``on_position`` is called with a lower token, then ``on_rdata`` with this row. A row
+    that was found shortly before the process stops may not be delivered.
     """
 
     def on_late_rdata(

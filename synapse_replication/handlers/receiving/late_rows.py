@@ -2,7 +2,10 @@
 
 Theory of operation: while a writer is verified, the tokens of its delivered rows are
 recorded. Those that its database has, and that were not delivered, are fetched and
-delivered late, if the host's sink accepts that.
+delivered late, if the host's sink accepts that. The reader is not notified: one token
+within a range that is said to be empty says nothing about the rest of the range. If
+such a row arrives afterwards, the whole range is fetched, and the row is delivered
+again.
 """
 
 from __future__ import annotations
@@ -64,7 +67,11 @@ class LateRowDelivery:
             self._ledger.add(tokens)
 
     def rewind(self, token: int) -> None:
-        """Forget the tokens above ``token``: the position was rewound to it."""
+        """Forget the tokens above ``token``: the position was rewound to it.
+
+        The catch-up that follows fetches these rows, and delivers them in order.
+        """
+        self._tokens = [each for each in self._tokens if each <= token]
         if self._ledger is not None:
             self._ledger.rewind(token)
 

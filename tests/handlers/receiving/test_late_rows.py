@@ -149,6 +149,45 @@ class LateRowsTests(SynchronousTestCase):
         self.verify([7, 9], 9)
         self.assertEqual([token for _, _, token, _ in self.late], [7])
 
+    def find_row_in_empty_range(self) -> None:
+        """Find the late row 8 in the range that POSITION said to be empty."""
+        self.process.receive("POSITION events w 5 9")
+        self.process.stream.persist("w", 8, ["eight"])
+        self.verify([8], 9)
+
+    def check_that_row_is_delivered(self, late: list[int]) -> None:
+        self.process.receive('RDATA events w 8 ["eight"]')
+        self.process.host.reactor.advance(LATE_RETRY)
+        delivered = [token for _, _, token, _ in self.process.host.rows.rows]
+        self.assertEqual(delivered, [5, 8])
+        self.assertEqual([token for _, _, token, _ in self.late], late)
+
+    def test_rewind_fetches_it(self) -> None:
+        """A row that a catch-up fetches after a rewind is not delivered late, too."""
+        self.process.stream.is_held = True
+        self.find_row_in_empty_range()
+        self.process.stream.fail(CatchUpError("away"))
+        self.process.stream.is_held = False
+        self.check_that_row_is_delivered(late=[])
+
+    def test_arrives_after_it_was_delivered(self) -> None:
+        """
+        A late row in a range that was said to be empty is delivered again in order if
+        it arrives, since that shows that the range is not empty.
+        """
+        self.find_row_in_empty_range()
+        self.check_that_row_is_delivered(late=[8])
+
+    def test_arrives_below_a_delivered_row(self) -> None:
+        """A late row below a row that was delivered is old if it arrives."""
+        self.process.stream.persist("w", 8, ["eight"])
+        self.process.receive('RDATA events w 9 ["nine"]')
+        self.verify([8, 9], 9)
+        self.process.receive('RDATA events w 8 ["eight"]')
+        delivered = [token for _, _, token, _ in self.process.host.rows.rows]
+        self.assertEqual(delivered, [5, 9])
+        self.assertEqual([token for _, _, token, _ in self.late], [8])
+
     def test_many(self) -> None:
         """A limited number of rows is delivered late at once."""
         self.patch(late_rows, "MAX_LATE", 2)
