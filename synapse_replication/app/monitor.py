@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from typing import Any, Final
 
 import attrs
@@ -35,6 +34,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 from typing_extensions import override
 
+from synapse_replication.app.announcements import AnnouncementReader
 from synapse_replication.app.http_limits import BoundedSite, served_hosts
 from synapse_replication.app.http_site import make_root
 from synapse_replication.app.instances import (
@@ -47,10 +47,10 @@ from synapse_replication.app.loss_meter import LossFinding, LossMeter
 from synapse_replication.app.passive import Follower
 from synapse_replication.app.status_page import judge
 from synapse_replication.config.process import ProcessConfig
-from synapse_replication.errors import ConfigError, RemoteProtocolError
+from synapse_replication.errors import ConfigError
 from synapse_replication.handlers.host_parts import ReactorClock
 from synapse_replication.handlers.interfaces import Clock
-from synapse_replication.handlers.observer import CompositeObserver
+from synapse_replication.handlers.observer import CompositeObserver, ReplicationObserver
 from synapse_replication.handlers.timer import Repeater
 from synapse_replication.http.agent import make_agent
 from synapse_replication.http.client import HttpCatchUpClient
@@ -71,12 +71,7 @@ from synapse_replication.storage.stuck_id_watch import STUCK_AFTER
 from synapse_replication.streams.stuck_ids import StuckId
 from synapse_replication.text import printable
 from synapse_replication.transport.reactor import IReactor
-from synapse_replication.wire.commands import (
-    Command,
-    PositionCommand,
-    RdataCommand,
-    parse_command_from_line,
-)
+from synapse_replication.wire.commands import Command, PositionCommand, RdataCommand
 
 _log = Logger()
 
@@ -397,28 +392,30 @@ class Monitor(Service):
         )
         self._stops: list[Callable[[], object]] = [self._instances.stop]
         self._starts: list[Callable[[], object]] = [self._instances.start]
-        meter = self._watch_database(metrics)
-        taps = [self.status.receive]
+        # The links log their own events.
+        logged = CompositeObserver(
+            [metrics, LoggingObserver(Logger("synapse_replication"))]
+        )
+        meter = self._watch_database(logged)
+        receivers = [self.status.receive]
         if meter is not None:
-            taps.append(meter.receive)
+            receivers.append(meter.receive)
 
-        def tap(channel: str, line: bytes) -> None:
-            with suppress(RemoteProtocolError):
-                command = parse_command_from_line(line.decode("utf-8", "replace"))
-                for receive in taps:
-                    receive(command)
+        def receive(command: Command) -> None:
+            for each in receivers:
+                each(command)
 
         self._follower = Follower(
             config,
             reactor,
             MONITOR_NAME,
-            tap,
+            AnnouncementReader(config.declared, logged, receive).tap,
             lambda: None,
             observers=[self.status, metrics, *([] if meter is None else [meter])],
         )
         self.started: Deferred[None] = self._follower.started
 
-    def _watch_database(self, metrics: PrometheusObserver) -> LossMeter | None:
+    def _watch_database(self, observer: ReplicationObserver) -> LossMeter | None:
         """Prepare the meter, and the watch of sessions, if there is a database."""
         config = self._config
         if config.database is None:
@@ -438,9 +435,7 @@ class Monitor(Service):
             rows,
             database,
             self._clock,
-            CompositeObserver(
-                [metrics, LoggingObserver(Logger("synapse_replication"))]
-            ),
+            observer,
             self.status.row_unannounced,
             links=1 if config.redis is not None else len(config.tcp_connect),
             patience=PATIENCE,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
 from typing import Any, TextIO
 
 import attrs
@@ -17,13 +16,13 @@ from twisted.logger import Logger
 from twisted.web.resource import Resource
 from twisted.web.server import Site
 
+from synapse_replication.app.announcements import AnnouncementReader
 from synapse_replication.app.http_site import metrics_resource
 from synapse_replication.app.loss_meter import LossFinding, LossMeter
 from synapse_replication.app.passive import Follower
 from synapse_replication.cli.common import cell
 from synapse_replication.cli.output import Output
 from synapse_replication.config.process import ProcessConfig
-from synapse_replication.errors import RemoteProtocolError
 from synapse_replication.handlers.host_parts import ReactorClock
 from synapse_replication.handlers.observer import CompositeObserver
 from synapse_replication.instrumentation.logs import LoggingObserver
@@ -36,7 +35,6 @@ from synapse_replication.storage.id_streams import row_stream_of
 from synapse_replication.streams.rows import encode_json
 from synapse_replication.text import printable
 from synapse_replication.transport.reactor import IReactor
-from synapse_replication.wire.commands import parse_command_from_line
 
 
 def print_json(out: Any, finding: LossFinding) -> None:
@@ -102,12 +100,6 @@ class _Run:
     _serve_metrics: Callable[[], Any] | None
     _port: Any = attrs.field(default=None, init=False)
 
-    def tap(self, channel: str, line: bytes) -> None:
-        with suppress(RemoteProtocolError):
-            self._meter.receive(
-                parse_command_from_line(line.decode("utf-8", "replace"))
-            )
-
     def begin(self) -> None:
         if self._serve_metrics is not None:
             self._port = self._serve_metrics()
@@ -154,6 +146,7 @@ def make_meter(
     registry = CollectorRegistry()
     metrics = PrometheusObserver(ReplicationMetrics(registry), config.server_name)
     output = Output(sys.stdout, reactor, lambda error: follower.fail(error))
+    observer = CompositeObserver([metrics, LoggingObserver(Logger())])
     meter = LossMeter(
         {
             name: row_stream_of(stream, config.writers[name])
@@ -162,7 +155,7 @@ def make_meter(
         },
         database,
         clock,
-        CompositeObserver([metrics, LoggingObserver(Logger())]),
+        observer,
         functools.partial(print_json if as_json else print_text, output),
         links=1 if config.redis is not None else len(config.tcp_connect),
         patience=patience,
@@ -174,7 +167,13 @@ def make_meter(
         )
     run = _Run(meter, database, output, as_json, serve_metrics)
     follower = Follower(
-        config, reactor, "follow", run.tap, run.finish, run.begin, observers=[meter]
+        config,
+        reactor,
+        "follow",
+        AnnouncementReader(config.declared, observer, meter.receive).tap,
+        run.finish,
+        run.begin,
+        observers=[meter],
     )
     return follower
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import psycopg2
 from twisted.internet.defer import Deferred, succeed
 from twisted.internet.task import Clock
+from twisted.internet.testing import MemoryReactorClock, StringTransport
 from twisted.logger import capturedLogs
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -18,11 +20,13 @@ from synapse_replication.app.monitor import (
     SESSION_INTERVAL,
     UNANNOUNCED_FOR,
     InstanceWatch,
+    Monitor,
     MonitorStatus,
     SessionWatch,
 )
 from synapse_replication.app.status_page import judge, render_page
-from synapse_replication.errors import HttpCatchUpError
+from synapse_replication.config.process import load_config
+from synapse_replication.errors import HttpCatchUpError, UnparsableLineError
 from synapse_replication.handlers.events import DuplicateInstance, LinkDown, LinkUp
 from synapse_replication.handlers.host_parts import ReactorClock
 from synapse_replication.instrumentation.status.assessment import describe_process
@@ -298,3 +302,45 @@ class SessionWatchTests(SynchronousTestCase):
         self.found = {}
         self.clock.advance(SESSION_INTERVAL)
         self.assertEqual(self.watch.problem, "")
+
+
+CONFIG = """
+server_name: x.test
+worker_name: w1
+worker_replication_host: 127.0.0.1
+worker_replication_port: 9092
+instance_map: {main: {host: 127.0.0.1, port: 9093}}
+"""
+IN_MEMORY = "synapse_replication: {streams: [typing]}"
+
+
+class MonitorServiceTests(SynchronousTestCase):
+    """A monitor with a link over direct TCP."""
+
+    def make_monitor(self, text: str) -> None:
+        path = Path(self.mktemp())
+        path.write_text(text, encoding="utf-8")
+        self.reactor = MemoryReactorClock()
+        reactor: Any = self.reactor
+        self.monitor = Monitor(load_config([str(path)]), reactor, host="::1", port=1)
+
+    def test_row_that_is_not_json(self) -> None:
+        """A row that cannot be parsed is counted, and was announced."""
+        self.make_monitor(CONFIG + IN_MEMORY)
+        self.monitor.startService()
+        self.addCleanup(self.monitor.stopService)
+        client: Any = self.reactor.tcpClients[0][2].buildProtocol(None)
+        client.makeConnection(StringTransport())
+        client.dataReceived(b"SERVER x.test\nRDATA typing main 7 [1\n")
+        self.assertEqual(len(self.flushLoggedErrors(UnparsableLineError)), 1)
+        (writer,) = self.monitor.status.snapshot().writers
+        self.assertEqual((writer.stream_name, writer.position), ("typing", 7))
+        labels = {
+            "stream_name": "typing",
+            "reason": "undecodable",
+            "server_name": "x.test",
+        }
+        counted = self.monitor.registry.get_sample_value(
+            "synapse_replication_discarded_total", labels
+        )
+        self.assertEqual(counted, 1)
