@@ -28,7 +28,7 @@ import attrs
 from msgspec.structs import replace
 from prometheus_client import CollectorRegistry
 from twisted.application.service import Service
-from twisted.internet.defer import Deferred, maybeDeferred
+from twisted.internet.defer import Deferred
 from twisted.internet.error import CannotListenError
 from twisted.logger import Logger
 from twisted.python.failure import Failure
@@ -46,6 +46,7 @@ from synapse_replication.app.instances import (
 from synapse_replication.app.loss_meter import LossFinding, LossMeter
 from synapse_replication.app.passive import Follower
 from synapse_replication.app.status_page import judge
+from synapse_replication.app.stop_steps import StopSteps
 from synapse_replication.config.process import ProcessConfig
 from synapse_replication.errors import ConfigError
 from synapse_replication.handlers.host_parts import ReactorClock
@@ -358,12 +359,33 @@ def _last_token(txn: Any, stream: IdStream) -> int:
     return max((id_ or 0 for id_ in ids), default=0)
 
 
+@attrs.frozen(eq=False, repr=False)
+class _DatabaseWatch:
+    """What a monitor looks for in the database."""
+
+    database: Database
+    meter: LossMeter
+    sessions: SessionWatch
+    stalls: Repeater
+
+    def start(self) -> None:
+        """Start all checks."""
+        for check in (self.meter, self.sessions, self.stalls):
+            check.start()
+
+    def stop(self) -> None:
+        """Stop all checks."""
+        for check in (self.meter, self.sessions, self.stalls):
+            check.stop()
+
+
 class Monitor(Service):
     """Monitors a deployment, and serves what it finds over HTTP.
 
     :param host: the address on which to serve.
     :param port: the port on which to serve.
     :ivar started: fails if the monitor cannot start. Otherwise it never fires.
+    :ivar unfinished: what a stop did not finish, for the exit status; empty if nothing.
     """
 
     def __init__(
@@ -372,7 +394,6 @@ class Monitor(Service):
         self._config = config
         self._reactor = reactor
         self._at = host, port
-        self._port: Any = None
         self._clock = clock = ReactorClock(reactor)
         agent, self._pool = make_agent(
             reactor, config.instances, config.tls.for_connecting
@@ -390,16 +411,18 @@ class Monitor(Service):
         metrics = PrometheusObserver(
             ReplicationMetrics(self.registry), config.server_name, status=self.status
         )
-        self._stops: list[Callable[[], object]] = [self._instances.stop]
-        self._starts: list[Callable[[], object]] = [self._instances.start]
+        self._stops = StopSteps(reactor)
+        self.unfinished = ""
         # The links log their own events.
         logged = CompositeObserver(
             [metrics, LoggingObserver(Logger("synapse_replication"))]
         )
-        meter = self._watch_database(logged)
+        observers = [self.status, metrics]
         receivers = [self.status.receive]
-        if meter is not None:
-            receivers.append(meter.receive)
+        self._database_watch = self._watch_database(logged)
+        if self._database_watch is not None:
+            observers.append(self._database_watch.meter)
+            receivers.append(self._database_watch.meter.receive)
 
         def receive(command: Command) -> None:
             for each in receivers:
@@ -411,11 +434,11 @@ class Monitor(Service):
             MONITOR_NAME,
             AnnouncementReader(config.declared, logged, receive).tap,
             lambda: None,
-            observers=[self.status, metrics, *([] if meter is None else [meter])],
+            observers=observers,
         )
         self.started: Deferred[None] = self._follower.started
 
-    def _watch_database(self, observer: ReplicationObserver) -> LossMeter | None:
+    def _watch_database(self, observer: ReplicationObserver) -> _DatabaseWatch | None:
         """Prepare the meter, and the watch of sessions, if there is a database."""
         config = self._config
         if config.database is None:
@@ -424,9 +447,7 @@ class Monitor(Service):
                 "announced and stuck ids are not found"
             )
             return None
-        self._database = database = Database(
-            config.database.conninfo, self._reactor, max_connections=2
-        )
+        database = Database(config.database.conninfo, self._reactor, max_connections=2)
         rows = {
             name: row_stream_of(stream, config.writers[name])
             for name, stream in config.stored.items()
@@ -446,9 +467,7 @@ class Monitor(Service):
         report = Repeater(
             self._clock, SESSION_INTERVAL, lambda: stalls.update(self.status.snapshot())
         )
-        self._starts += [meter.start, sessions.start, report.start]
-        self._stops += [meter.stop, sessions.stop, report.stop, database.close]
-        return meter
+        return _DatabaseWatch(database, meter, sessions, report)
 
     @override
     def startService(self) -> None:
@@ -458,6 +477,32 @@ class Monitor(Service):
             endpoint for direct TCP cannot be used.
         """
         super().startService()  # type: ignore[no-untyped-call]
+        stops, watch = self._stops, self._database_watch
+        stops.add("closing HTTP connections", self._pool.closeCachedConnections)
+        if watch is not None:
+            stops.add("closing the database", watch.database.close)
+        port = self._listen()
+        stops.add("closing the port", port.stopListening)
+        stops.add("closing the links", self._follower.stopService)
+        self._follower.startService()
+        stops.add("stopping the requests for statuses", self._instances.stop)
+        self._instances.start()
+        if watch is not None:
+            stops.add("stopping the checks of the database", watch.stop)
+            watch.start()
+        at = port.getHost()
+        _log.info(
+            "Monitoring {server_name}: http://{host}:{port}/status",
+            server_name=self._config.server_name,
+            host=at.host,
+            port=at.port,
+        )
+
+    def _listen(self) -> Any:
+        """Return the port that serves the status.
+
+        :raises ConfigError: if it cannot be opened.
+        """
         host, port = self._at
         root = make_root(
             frozenset({"health", "metrics"}), self.registry, self.status.snapshot
@@ -470,7 +515,7 @@ class Monitor(Service):
             refused=lambda status, why: None,
         )
         try:
-            self._port = self._reactor.listenTCP(port, site, interface=host)
+            return self._reactor.listenTCP(port, site, interface=host)
         except CannotListenError as error:
             problem = self._config.problem(
                 "listeners",
@@ -478,16 +523,6 @@ class Monitor(Service):
                 "choose a free port with --port",
             )
             raise ConfigError([problem]) from error
-        self._follower.startService()
-        for start in self._starts:
-            start()
-        at = self._port.getHost()
-        _log.info(
-            "Monitoring {server_name}: http://{host}:{port}/status",
-            server_name=self._config.server_name,
-            host=at.host,
-            port=at.port,
-        )
 
     @override
     def stopService(self) -> Deferred[None]:
@@ -495,11 +530,5 @@ class Monitor(Service):
         return Deferred.fromCoroutine(self._stop())
 
     async def _stop(self) -> None:
-        if self._port is not None:
-            await maybeDeferred(self._port.stopListening)
-        await self._follower.stopService()
-        for stop in self._stops:
-            result: Any = stop()
-            if result is not None:
-                await result
-        await maybeDeferred(self._pool.closeCachedConnections)
+        failed = await self._stops.run()
+        self.unfinished = ", ".join(filter(None, [self._follower.unfinished, *failed]))

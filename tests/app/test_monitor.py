@@ -25,6 +25,7 @@ from synapse_replication.app.monitor import (
     SessionWatch,
 )
 from synapse_replication.app.status_page import judge, render_page
+from synapse_replication.app.stop_steps import DRAIN_TIMEOUT
 from synapse_replication.config.process import load_config
 from synapse_replication.errors import HttpCatchUpError, UnparsableLineError
 from synapse_replication.handlers.events import DuplicateInstance, LinkDown, LinkUp
@@ -35,6 +36,7 @@ from synapse_replication.instrumentation.status.model import (
     encode_status,
 )
 from synapse_replication.instrumentation.status.status_observer import StatusObserver
+from synapse_replication.storage.database import Database
 from synapse_replication.storage.id_streams import id_stream_of
 from synapse_replication.storage.open_transactions import Session
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS
@@ -311,6 +313,7 @@ worker_replication_host: 127.0.0.1
 worker_replication_port: 9092
 instance_map: {main: {host: 127.0.0.1, port: 9093}}
 """
+DATABASE = "database: {name: psycopg2, args: {dsn: host=nowhere.invalid}}"
 IN_MEMORY = "synapse_replication: {streams: [typing]}"
 
 
@@ -344,3 +347,34 @@ class MonitorServiceTests(SynchronousTestCase):
             "synapse_replication_discarded_total", labels
         )
         self.assertEqual(counted, 1)
+
+    def test_every_step_runs(self) -> None:
+        """A step of the stop that hangs or fails is named, and the others still run."""
+        self.make_monitor(CONFIG + DATABASE)
+        closed: list[str] = []
+
+        class Port:
+            def getHost(self) -> Any:
+                return SimpleNamespace(host="::1", port=1)
+
+            def stopListening(self) -> None:
+                closed.append("port")
+
+        self.patch(self.reactor, "listenTCP", lambda *args, **options: Port())
+        self.patch(SessionWatch, "stop", lambda _: 1 // 0)
+        self.patch(Database, "transact", lambda *_, **options: Deferred())
+        self.patch(Database, "close", lambda _: Deferred())
+        self.patch(
+            self.monitor._pool, "closeCachedConnections", lambda: closed.append("pool")
+        )
+        self.monitor.startService()
+        with capturedLogs() as lines:
+            stopping = self.monitor.stopService()
+            self.reactor.pump([DRAIN_TIMEOUT] * 2)
+        self.successResultOf(stopping)
+        self.assertEqual(closed, ["port", "pool"])
+        self.assertEqual(
+            [line["what"] for line in lines if "what" in line],
+            ["stopping the checks of the database", "closing the database"],
+        )
+        self.assertIn("closing the database", self.monitor.unfinished)
