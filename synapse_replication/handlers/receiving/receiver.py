@@ -7,7 +7,7 @@ handled by the
 :class:`~synapse_replication.handlers.receiving.writer_receiver.WriterReceiver` of its
 writer, whose :class:`~synapse_replication.streams.reader.Reader` decides what it means,
 whatever the link. Only rows of several writers that arrived together are decoded here,
-before each writer's are delivered.
+and delivered in the order of their arrival.
 
 If the queue is full, its items are handled at once, except that no row is delivered:
 readers record that the rows are missing, and the queue is empty.
@@ -352,14 +352,19 @@ class StreamReceiver:
         # The positions to report later, not once per row: at the next break, before a
         # slice that is not decoded as a whole, or at the end.
         advanced: dict[str, int] = {}
-        yielder, overflows = self._context.yielder, self._queue.overflow_count
+        yielder, queue = self._context.yielder, self._queue
+        overflows = queue.overflow_count
         for start in range(0, len(group.rows), SLICE):
             if start and yielder.is_due():
                 self._report_positions(advanced)
                 await yielder.take_break()
             part = group.part(start, start + SLICE)
             decoded = None
-            if None not in part.tokens and self._are_plausible(part):
+            if (
+                queue.overflow_count == overflows
+                and None not in part.tokens
+                and self._are_plausible(part)
+            ):
                 decoded = self._decoder.decode_quietly(part.rows)
             if decoded is None:
                 self._report_positions(advanced)
@@ -394,6 +399,10 @@ class StreamReceiver:
         overflows: int,
     ) -> None:
         """Deliver the rows of live writers; handle other rows one at a time.
+
+        Live rows are delivered here, not by a method of :class:`WriterReceiver`: a call
+        for each row, in which the writer is asked whether it is live, makes receiving
+        25 % slower.
 
         :param part: the rows; each is a batch of its own.
         :param advanced: updated with the positions of live writers, to report later.

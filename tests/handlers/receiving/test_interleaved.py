@@ -225,3 +225,29 @@ class InterleavedTests(SynchronousTestCase):
             self.assertEqual(
                 fixture.host.rows.tokens(writer), list(range(n or 10, 101, 10)), writer
             )
+
+    def test_a_full_queue_meanwhile(self) -> None:
+        """
+        If the queue overflows while the sink handles a row, the rows of later slices
+        are fetched, as if they had arrived from one writer.
+        """
+        fixture = connected(ReceiverOptions(max_queue_size=1000))
+        for token in range(1, 281):
+            fixture.stream.persist(WRITERS[token % 10], token, [str(token)])
+        fixture.host.rows.is_held = True
+        fixture.receive(*map(line, range(1, 241)))
+        for first in range(241, 281, 5):
+            fixture.receive(*map(line, range(first, first + 5)))
+        fixture.stream.requests.clear()
+        fixture.host.rows.is_held = False
+        fixture.host.rows.release()
+        fixture.run_pending_calls()
+        for n, writer in enumerate(WRITERS):
+            self.assertEqual(
+                fixture.host.rows.tokens(writer), list(range(n or 10, 281, 10)), writer
+            )
+        self.assertEqual(
+            {(name, after) for name, after, _ in fixture.stream.requests},
+            # Before the overflow, only w1 was known to be live.
+            {(name, 91 if name == "w1" else 0) for name in WRITERS},
+        )
