@@ -43,7 +43,12 @@ from synapse_replication.config.replication_options import (
     DeclaredStream,
     ReplicationOptions,
 )
-from synapse_replication.errors import DatabaseBehindError, RowDecodeError, StorageError
+from synapse_replication.errors import (
+    CatchUpError,
+    DatabaseBehindError,
+    RowDecodeError,
+    StorageError,
+)
 from synapse_replication.handlers.data_handler import AdvancingStream
 from synapse_replication.handlers.events import RemovedWriterFound, StreamAbsent
 from synapse_replication.handlers.interfaces import PositionSink, RowSink
@@ -369,7 +374,7 @@ class StreamSetup:
         """Report the removed writers to drain, and skip the other removed writers."""
         try:
             survey = await finder.survey()
-        except psycopg2.Error as error:
+        except (psycopg2.Error, CatchUpError) as error:
             # The search is repeated as soon as a link is up.
             self._host.observer.failure(f"looking for removed writers of {name}", error)
             return

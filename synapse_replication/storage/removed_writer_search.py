@@ -13,7 +13,7 @@ greater than the value of the sequence that was read.
 Only a transaction that was open when its process was killed can still add rows.
 Therefore, if a writer without a stored position is found, the search waits for the end
 of the open transactions that have written to the tables, and then reads the tables
-again.
+again. If one of them does not end in time, the search fails, and is to be repeated.
 
 No large table is scanned. An index on writer and id yields each writer's greatest row;
 with only an index on the id, the rows above the reader's positions are walked; a large
@@ -33,11 +33,14 @@ from twisted.logger import Logger
 
 from synapse_replication.errors import CatchUpError
 from synapse_replication.handlers.interfaces import Clock
+from synapse_replication.handlers.timer import Backoff
 from synapse_replication.storage import id_streams, queries
 from synapse_replication.storage.database import TransactionRunner
 from synapse_replication.storage.id_streams import IdStream
 from synapse_replication.storage.open_transactions import (
+    MAX_WAIT,
     POLL_SECONDS,
+    find_session,
     read_open_transactions,
 )
 from synapse_replication.storage.sequences import read_stored_positions
@@ -45,6 +48,9 @@ from synapse_replication.streams.id_column import IdColumn
 from synapse_replication.streams.stream import RemovedWriter
 
 _log = Logger()
+
+#: The delays between queries for open transactions.
+_POLLING = Backoff(POLL_SECONDS, maximum=1.0)
 
 #: The most rows that one statement walks.
 WALKED_ROWS = 100_000
@@ -157,7 +163,8 @@ class RemovedWriterFinder:
         The result includes writers that were removed since the first survey, even if
         they have no rows above the reader's position.
 
-        :raises CatchUpError: if a query fails; a retry may succeed.
+        :raises CatchUpError: if a query fails, or a transaction does not end in time; a
+            retry may succeed.
         """
         if not self._stream.writers:
             # Every instance may write, and no positions are stored.
@@ -191,6 +198,7 @@ class RemovedWriterFinder:
         """Survey the writers; if open transactions may add rows, wait and repeat.
 
         :raises psycopg2.Error: if a query fails.
+        :raises CatchUpError: if a transaction has not ended after :data:`.MAX_WAIT` s.
         """
         survey = await self._survey()
         if survey.absent and survey.open_transactions:
@@ -259,9 +267,29 @@ class RemovedWriterFinder:
         return WriterSurvey(upto, stored, greatest, absent, open_transactions, last_row)
 
     async def _wait_for(self, transactions: frozenset[str]) -> None:
+        due = self._clock.seconds() + MAX_WAIT
+        attempt = 0
         while transactions := transactions & await self._database.transact(
             "wait_for_open_transactions",
             lambda txn: read_open_transactions(txn, self._stream),
             autocommit=True,
         ):
-            await self._clock.sleep(POLL_SECONDS)
+            if self._clock.seconds() >= due:
+                raise await self._still_open(transactions)
+            attempt += 1
+            await self._clock.sleep(_POLLING.delay(attempt))
+
+    async def _still_open(self, transactions: frozenset[str]) -> CatchUpError:
+        """Return an error that names the session of a transaction."""
+        session = await self._database.transact(
+            "find_open_session",
+            lambda txn: find_session(txn, self._stream, 0, transactions),
+            autocommit=True,
+        )
+        what = "no session has it: see pg_prepared_xacts"
+        if session is not None and session.writes_stream:
+            what = f"{session.describe()}. {session.hint()}"
+        return CatchUpError(
+            f"a transaction that may add rows of a removed writer to "
+            f"{self._stream.stream_name} has not ended within {MAX_WAIT:.0f} s: {what}"
+        )

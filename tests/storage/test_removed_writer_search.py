@@ -15,7 +15,7 @@ from synapse_replication.errors import CatchUpError
 from synapse_replication.handlers.host_parts import ReactorClock
 from synapse_replication.storage import id_streams, removed_writer_search
 from synapse_replication.storage.id_streams import AccessPath, IdStream
-from synapse_replication.storage.open_transactions import POLL_SECONDS
+from synapse_replication.storage.open_transactions import MAX_WAIT, POLL_SECONDS
 from synapse_replication.storage.removed_writer_search import (
     RemovedWriterFinder,
     WriterSurvey,
@@ -40,6 +40,7 @@ class RemovedWritersTestCase(PostgresMixin, SynchronousTestCase):
         self.addCleanup(self.connection.close)
         self.clock = Clock()
         self.is_down = False
+        self.queries: list[str] = []
         self.cursor: ExplainingCursor | None = None
 
     def transact(
@@ -47,6 +48,7 @@ class RemovedWritersTestCase(PostgresMixin, SynchronousTestCase):
     ) -> Deferred[T]:
         if self.is_down:
             return fail(psycopg2.OperationalError("the server is gone"))
+        self.queries.append(description)
         with self.connection.cursor() as cursor:
             return succeed(func(self.cursor or cursor))
 
@@ -290,10 +292,43 @@ class RemovedWriterFinderTests(RemovedWritersTestCase):
             self.clock.advance(POLL_SECONDS)
         self.assertNoResult(finding)
         connection.commit()
-        self.clock.advance(POLL_SECONDS)
+        self.clock.advance(MAX_WAIT)
         self.assertEqual(
             self.successResultOf(finding), {"old": RemovedWriter(7, is_deleted=True)}
         )
+
+    def test_transaction_that_stays_open(self) -> None:
+        """
+        After 10 s, the search fails with the session's name; its queries back off.
+        """
+        self.write_rows("old", 6)
+        self.set_sequence(7)
+        connection = connect(self.dsn)
+        self.addCleanup(connection.close)
+        with connection.cursor() as cursor:
+            cursor.execute("INSERT INTO foobar VALUES (7, 'old', '')")
+        finding = self.begin()
+        self.clock.pump([POLL_SECONDS] * round(MAX_WAIT / POLL_SECONDS))
+        self.assertLess(len(self.queries), 30)
+        self.clock.pump([POLL_SECONDS] * 20)
+        error = self.failureResultOf(finding, CatchUpError).value
+        pid = connection.info.backend_pid
+        self.assertIn("rows of a removed writer to foobar has not ended", str(error))
+        self.assertIn(f"pg_terminate_backend({pid})", str(error))
+        connection.rollback()
+        self.assertEqual(self.find(), {"old": RemovedWriter(6, is_deleted=True)})
+
+    def test_prepared_transaction(self) -> None:
+        """A transaction without a session is described, too."""
+        self.patch(removed_writer_search, "find_session", lambda *_: None)
+        transactions = frozenset({"1/1"})
+        self.patch(
+            removed_writer_search, "read_open_transactions", lambda *_: transactions
+        )
+        finding = self.begin()
+        self.clock.pump([POLL_SECONDS] * round(2 * MAX_WAIT / POLL_SECONDS))
+        error = self.failureResultOf(finding, CatchUpError).value
+        self.assertIn("see pg_prepared_xacts", str(error))
 
     def test_database_is_down(self) -> None:
         """If the database is down, the error is one that the caller can retry."""
