@@ -88,10 +88,7 @@ def _parse(leaf: Leaf, text: str) -> Any:
         return leaf.option.checked(to_scalar(leaf.type, text))
     except InvalidValueError as error:
         default = "" if leaf.default is attrs.NOTHING else f", {leaf.default}"
-        what = f"{error.problem}: {error.hint}"
-        if leaf.type is int:
-            what = f"set it to a whole number of {leaf.option.minimum or 0:g} or more"
         raise StreamConfigurationError(
-            f"{leaf.variable} is {text!r}: {what}, or unset it to use the default"
-            f"{default}"
+            f"{leaf.variable} is {text!r}: {error.problem}; {error.hint}, or unset it "
+            f"to use the default{default}"
         ) from None

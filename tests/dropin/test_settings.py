@@ -80,6 +80,18 @@ class DropInSettingsTests(SynchronousTestCase):
             error = self.assertRaises(StreamConfigurationError, from_environ, environ)
             self.assertIn(f"{variable(name)} is {value!r}", str(error))
 
+    def test_hint(self) -> None:
+        """The error states the bound that the value exceeds, as a whole number."""
+        for name, value, expected in (
+            ("plausible_distance", 2 * 10**12, "expected `int` <= 1099511627776"),
+            ("max_queue_bytes", 5, "expected `int` >= 1048576"),
+            ("backlog_rows", "x", "write a whole number"),
+        ):
+            environ = to_environ({variable(name): value})
+            error = self.assertRaises(StreamConfigurationError, from_environ, environ)
+            self.assertIn(expected, str(error))
+            self.assertIn("or unset it to use the default", str(error))
+
     def test_of_a_stream(self) -> None:
         """A stream in memory accepts positions up to the plausible distance."""
         stream = HostStream(FakeStream("typing"), "me", plausible_distance=10)
