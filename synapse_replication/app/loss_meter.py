@@ -33,7 +33,7 @@ from synapse_replication.handlers.interfaces import Clock
 from synapse_replication.handlers.observer import ReplicationObserver, handles
 from synapse_replication.handlers.timer import Repeater
 from synapse_replication.storage.committed_tokens import (
-    MAX_TOKENS,
+    MAX_READ,
     Key,
     TokenReader,
     TokenReading,
@@ -288,7 +288,7 @@ class LossMeter(ReplicationObserver):
         for key, (tokens, upto) in reading.committed.items():
             writer = self._writers[key]
             writer.tally.verified += len(tokens)
-            for token in writer.ledger.verify(tokens, upto, MAX_TOKENS):
+            for token in writer.ledger.verify(tokens, upto, MAX_READ):
                 if writer.has_room():
                     writer.missing[token] = now
                 else:

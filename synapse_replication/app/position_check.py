@@ -38,6 +38,7 @@ streams without stored positions are not compared there.
 from __future__ import annotations
 
 import random
+from bisect import bisect
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -56,10 +57,13 @@ from synapse_replication.storage.committed_tokens import (
     TokenReader,
     TokenReading,
     Tokens,
-    find_gone,
     read_timeline,
 )
-from synapse_replication.storage.id_streams import IdStream, row_stream_of
+from synapse_replication.storage.id_streams import (
+    IdStream,
+    committed_tokens,
+    row_stream_of,
+)
 
 if TYPE_CHECKING:
     from synapse_replication.handlers.interfaces import Clock
@@ -76,6 +80,11 @@ JITTER: Final = 0.4
 
 #: The number of reads that are skipped in a row if all writers report their positions.
 SKIPPED: Final = 5
+
+#: After the database was set back, tokens are looked for from this distance below the
+#: lowest of this process's recent positions, and the most that are read of a writer.
+GONE_WINDOW: Final = 10_000
+MAX_IN_WINDOW: Final = 100_000
 
 
 @attrs.frozen
@@ -212,7 +221,7 @@ class StoredPositionCheck:
         if self._changes(timeline):
             streams = self._reader.streams
             compared = {name: streams[name] for name in self._compared}
-            gone = find_gone(txn, compared, samples)
+            gone = _find_gone(txn, compared, samples)
         return _Found(reading, timeline, gone)
 
     def _changes(self, timeline: str | None) -> bool:
@@ -292,6 +301,42 @@ class StoredPositionCheck:
             self._has_failed = True
             self._observer.failure("reading the stored positions", failure.value)
         self._schedule()
+
+
+def _find_gone(
+    txn: Any, streams: Mapping[str, IdStream], samples: Sequence[Tokens]
+) -> dict[Key, tuple[int, int]]:
+    """Return the ranges in which each writer's rows do not exist any more.
+
+    The positions of all writers of a stream follow its last committed id. If there is
+    none for a while below a position that this process had, that id is gone.
+
+    :param samples: this process's positions at some times.
+    """
+    gone = {}
+    for name, stream in streams.items():
+        of_stream = [
+            {key: token for key, token in sample.items() if key[0] == name}
+            for sample in samples
+        ]
+        tops = [max(sample.values(), default=0) for sample in of_stream]
+        floor = max(0, min(tops, default=0) - GONE_WINDOW)
+        committed = {floor}
+        for _, writer in of_stream[-1] if of_stream else ():
+            committed.update(
+                committed_tokens(txn, stream, writer, floor, max(tops), MAX_IN_WINDOW)[
+                    0
+                ]
+            )
+        ids = sorted(committed)
+        widest = 0
+        for sample, top in zip(of_stream, tops, strict=True):
+            newest = ids[bisect(ids, top) - 1]
+            if top - newest > widest:
+                widest = top - newest
+                for key, position in sample.items():
+                    gone[key] = newest, position
+    return {key: (low, high) for key, (low, high) in gone.items() if low < high}
 
 
 def start_position_check(

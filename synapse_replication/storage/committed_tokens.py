@@ -6,9 +6,8 @@ callers.
 
 from __future__ import annotations
 
-from bisect import bisect
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import attrs
 import psycopg2
@@ -25,8 +24,7 @@ Key: TypeAlias = tuple[str, str]
 Tokens: TypeAlias = dict[Key, int]
 
 #: The most tokens of a writer that one read returns, for each table.
-MAX_TOKENS = 10_000
-_MAX_TOKENS_ONCE = 10 * MAX_TOKENS
+MAX_READ: Final = 10_000
 
 
 @attrs.frozen
@@ -94,7 +92,7 @@ class TokenReader:
             }
         committed = {
             (name, writer): id_streams.committed_tokens(
-                txn, streams[name], writer, after, upto, MAX_TOKENS
+                txn, streams[name], writer, after, upto, MAX_READ
             )
             for (name, writer), (after, upto) in ranges.items()
         }
@@ -129,39 +127,3 @@ def read_timeline(txn: Any) -> str | None:
         return None
     ((timeline,),) = txn.fetchall()
     return str(timeline)
-
-
-def find_gone(
-    txn: Any, streams: Mapping[str, IdStream], samples: Sequence[Tokens]
-) -> dict[Key, tuple[int, int]]:
-    """Return the ranges in which each writer's rows do not exist any more.
-
-    The positions of all writers of a stream follow its last committed id. If there is
-    none for a while below a position that this process had, that id is gone.
-
-    :param samples: this process's positions at some times.
-    """
-    gone = {}
-    for name, stream in streams.items():
-        of_stream = [
-            {key: token for key, token in sample.items() if key[0] == name}
-            for sample in samples
-        ]
-        tops = [max(sample.values(), default=0) for sample in of_stream]
-        floor = max(0, min(tops, default=0) - MAX_TOKENS)
-        committed = {floor}
-        for _, writer in of_stream[-1] if of_stream else ():
-            committed.update(
-                id_streams.committed_tokens(
-                    txn, stream, writer, floor, max(tops), _MAX_TOKENS_ONCE
-                )[0]
-            )
-        ids = sorted(committed)
-        widest = 0
-        for sample, top in zip(of_stream, tops, strict=True):
-            newest = ids[bisect(ids, top) - 1]
-            if top - newest > widest:
-                widest = top - newest
-                for key, position in sample.items():
-                    gone[key] = newest, position
-    return {key: (low, high) for key, (low, high) in gone.items() if low < high}

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 #: The most tokens that a ledger stores. Beyond it, ranges are not verified.
-MAX_TOKENS: Final = 100_000
+MAX_RECORDED: Final = 100_000
 
 
 class TokenLedger:
@@ -14,7 +14,7 @@ class TokenLedger:
 
     :param verified: the token up to which nothing is to be verified any more.
     :ivar unverified: the number of tokens that were committed but not verified, because
-        more than :data:`MAX_TOKENS` had arrived.
+        more than :data:`MAX_RECORDED` had arrived.
     """
 
     def __init__(self, verified: int) -> None:
@@ -27,7 +27,7 @@ class TokenLedger:
     def add(self, tokens: Sequence[int]) -> None:
         """Record tokens that arrived."""
         self._count += len(tokens)
-        if self._count <= MAX_TOKENS:
+        if self._count <= MAX_RECORDED:
             self._arrived.append(tokens)
 
     def verify(self, committed: Sequence[int], upto: int, limit: int) -> list[int]:
@@ -39,7 +39,7 @@ class TokenLedger:
         """
         arrived = set().union(*self._arrived)
         missing = [token for token in committed if token not in arrived]
-        if self._count > MAX_TOKENS:
+        if self._count > MAX_RECORDED:
             self.unverified += len(missing)
             missing = []
         if len(missing) > limit:

@@ -192,7 +192,7 @@ class LossMeterTests(PostgresMixin, TestCase):
 
     async def test_many(self) -> None:
         """A range that exceeds one read is verified in several checks."""
-        self.patch(committed_tokens, "MAX_TOKENS", 3)
+        self.patch(committed_tokens, "MAX_READ", 3)
         self.commit(*range(6, 14))
         self.announce(*range(6, 13))
         await self.check(15)

@@ -28,7 +28,7 @@ class TokenLedgerTests(SynchronousTestCase):
 
     def test_bounded(self) -> None:
         """If more tokens arrive than are stored, missing ones are only counted."""
-        self.patch(token_ledger, "MAX_TOKENS", 3)
+        self.patch(token_ledger, "MAX_RECORDED", 3)
         tokens = TokenLedger(0)
         tokens.add([1, 2, 3])
         tokens.add([4])
