@@ -264,18 +264,14 @@ class LossMeter(ReplicationObserver):
             if link_losses == self._link_losses_at_baseline
             and writer.bound is not None
             and writer.bound > writer.ledger.verified
-            and self._is_alone(key)
+            and self._streams[key[0]].tells_apart(self._writers_of(key[0]))
         }
         return self._database.transact(
             "read_committed_tokens", lambda txn: self._read(txn, ranges)
         ).addCallbacks(self._compare, self._failed, callbackArgs=(link_losses,))
 
-    def _is_alone(self, key: Key) -> bool:
-        """Return whether the rows of a writer can be told from those of others."""
-        stream_name = key[0]
-        return all(
-            each.writer_column for each in self._streams[stream_name].tables
-        ) or (sum(name == stream_name for name, _ in self._writers) == 1)
+    def _writers_of(self, stream_name: str) -> list[str]:
+        return [writer for name, writer in self._writers if name == stream_name]
 
     def _read(self, txn: Any, ranges: Mapping[Key, tuple[int, int]]) -> TokenReading:
         txn.execute("SET TRANSACTION READ ONLY")

@@ -107,10 +107,11 @@ class StoredPositionCheck:
 
     Use it in the reactor's thread.
 
-    :param streams: the ids of each stream's rows, by its name on the wire, with the
-        writers to check; none if every instance may write, in which case no positions
+    :param streams: the ids of each stream's rows, by its name on the wire, with its
+        declared writers; none if every instance may write, in which case no positions
         are stored.
     :param instances: the instances that may write such streams.
+    :param me: this process, which is not checked.
     :param handler: knows what arrived, and fetches or delivers what did not.
     :param is_reporting: returns whether a writer reports its positions by the
         extension.
@@ -125,6 +126,7 @@ class StoredPositionCheck:
     _is_reporting: Callable[[str], bool]
     _clock: Clock
     _observer: ReplicationObserver
+    _me: str = attrs.field(kw_only=True)
     _interval: float = attrs.field(kw_only=True)
     _uniform: Callable[[float, float], float] = attrs.field(
         default=random.uniform, kw_only=True
@@ -136,18 +138,18 @@ class StoredPositionCheck:
             (name, writer)
             for name, stream in self._streams.items()
             for writer in stream.writers
+            if writer != self._me
         ]
+        self._peers = [name for name in self._instances if name != self._me]
         self._others = {writer for _, writer in self._writers}
         if not all(stream.writers for stream in self._streams.values()):
-            self._others.update(self._instances)
-        self._reader = TokenReader(self._streams, self._instances)
+            self._others.update(self._peers)
+        self._reader = TokenReader(self._streams, self._peers)
         #: The names of the streams whose rows are compared.
         self._compared = {
             name
             for name, stream in self._streams.items()
-            # Otherwise, the rows of several writers cannot be told apart.
-            if len(set(stream.writers)) <= 1
-            or all(column.writer_column for column in stream.tables)
+            if stream.tells_apart(stream.writers or self._instances)
         }
         # The first read always takes place: later ones are compared with it.
         self._skipped = SKIPPED
@@ -181,10 +183,13 @@ class StoredPositionCheck:
         """Have the tokens recorded that are to be compared with the committed ones."""
         for name in self._compared:
             # A standby shows no newest tokens.
-            others = () if self._is_standby else self._instances
-            writers = self._streams[name].writers or others
-            unreported = {each for each in writers if not self._is_reporting(each)}
-            self._handler.receivers[name].record_tokens(unreported)
+            peers = () if self._is_standby else self._peers
+            recorded = {
+                each
+                for each in self._streams[name].writers or peers
+                if each != self._me and not self._is_reporting(each)
+            }
+            self._handler.receivers[name].record_tokens(recorded)
 
     def _sample(self) -> None:
         self._record_tokens()
@@ -219,9 +224,7 @@ class StoredPositionCheck:
         timeline = None if reading.is_standby else read_timeline(txn)
         gone: Mapping[Key, tuple[int, int]] = {}
         if self._changes(timeline):
-            streams = self._reader.streams
-            compared = {name: streams[name] for name in self._compared}
-            gone = _find_gone(txn, compared, samples)
+            gone = _find_gone(txn, self._reader.streams, samples)
         return _Found(reading, timeline, gone)
 
     def _changes(self, timeline: str | None) -> bool:
@@ -359,11 +362,10 @@ def start_position_check(
     :return: ``None`` if nothing is read.
     """
     me = handler.host.identity.instance_name
-    others = {name: [w for w in writers[name] if w != me] for name in streams}
     checked = {
-        name: row_stream_of(stream, others[name])
+        name: row_stream_of(stream, writers[name])
         for name, stream in streams.items()
-        if name in handler.receivers and (others[name] or not writers[name])
+        if name in handler.receivers and set(writers[name]) != {me}
     }
     if not interval or not checked:
         return None
@@ -371,11 +373,12 @@ def start_position_check(
     check = StoredPositionCheck(
         database,
         checked,
-        [name for name in instances if name != me],
+        list(instances),
         handler,
         lambda name: epochs.is_reporting(name, clock.seconds()),
         clock,
         handler.observer,
+        me=me,
         interval=interval,
     )
     check.start()

@@ -56,6 +56,10 @@ class IdStream:
         """The factor between an id and its distance from zero."""
         return -1 if self.negative else 1
 
+    def tells_apart(self, writers: Iterable[str]) -> bool:
+        """Return whether the tables show which of these writers wrote each row."""
+        return len(set(writers)) <= 1 or all(each.writer_column for each in self.tables)
+
 
 def id_stream_of(
     stream: StandardStream | TableStream,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from typing import Any
 
 import psycopg2
@@ -82,7 +82,12 @@ class StoredPositionCheckTests(PostgresMixin, TestCase):
         self.check = self.make(self.database)
         self.addCleanup(self.check.stop)
 
-    def make(self, database: Database) -> StoredPositionCheck:
+    def make(
+        self,
+        database: Database,
+        writers: Sequence[str] = ("w1", "w2"),
+        writer_column: str | None = "instance_name",
+    ) -> StoredPositionCheck:
         check = StoredPositionCheck(
             database,
             {
@@ -90,18 +95,22 @@ class StoredPositionCheckTests(PostgresMixin, TestCase):
                     stream_name=f"{name}bar",
                     sequence=f"{name}bar_seq",
                     tables=[
-                        IdColumn(table, "stream_id", "instance_name")
+                        IdColumn(table, "stream_id", column)
                         for table in (name + "bar", "missing")
                     ],
-                    writers=writers,
+                    writers=declared,
                 )
-                for name, writers in (("foo", ("w1", "w2")), ("bar", ()))
+                for name, declared, column in (
+                    ("foo", writers, writer_column),
+                    ("bar", (), "instance_name"),
+                )
             },
-            ["w1", "w2"],
+            ["me", "w1", "w2"],
             self,  # type: ignore[arg-type]
             lambda name: name in self.speakers,
             self.clock,
             self.observer,
+            me="me",
             interval=INTERVAL,
             uniform=lambda least, most: least,
         )
@@ -231,6 +240,27 @@ class StoredPositionCheckTests(PostgresMixin, TestCase):
         self.assertEqual(self.receivers["foo"].verified, [])
         await self.read()
         self.assertEqual(self.receivers["foo"].verified, [("w1", [6, 8], 8)])
+
+    async def verified_without_names(self, *writers: str) -> list[Any]:
+        """Return what is compared of ``foo``, whose table has no names of writers."""
+        self.check.stop()
+        self.check = self.make(self.database, writers, None)
+        self.addCleanup(self.check.stop)
+        self.write_rows("w1", 5, 6)
+        self.write_rows("me", 7)
+        self.known["foo", "w1"] = 8
+        self.advance_position("w1", 8)
+        await self.read()
+        await self.read()
+        return self.receivers["foo"].verified
+
+    async def test_table_without_names(self) -> None:
+        """If a stream has only one writer, names are not needed."""
+        self.assertEqual(await self.verified_without_names("w1"), [("w1", [6, 7], 8)])
+
+    async def test_own_rows_in_table_without_names(self) -> None:
+        """The rows of this process do not count as missing rows of another writer."""
+        self.assertEqual(await self.verified_without_names("w1", "me"), [])
 
     async def test_without_stored_positions(self) -> None:
         """In a stream without stored positions, the newest rows are compared."""

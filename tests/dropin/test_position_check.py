@@ -51,12 +51,13 @@ class PositionCheckTests(SynchronousTestCase):
         self.assertEqual(
             {name: (each.stream_name, each.writers) for name, each in streams.items()},
             {
-                "events": ("events", ("w2",)),
+                "events": ("events", ("w1", "w2")),
                 "presence": ("presence_stream", ("master",)),
                 "caches": ("caches", ()),
             },
         )
-        self.assertEqual(instances, ["master", "w2"])
+        self.assertEqual(instances, ["master", "w1", "w2"])
+        self.assertEqual(options["me"], "w1")
         self.assertEqual(options["interval"], 5)
 
     def test_disabled(self) -> None:

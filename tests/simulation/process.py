@@ -283,11 +283,7 @@ class Process:
             ).start()
 
     def _make_position_check(self) -> StoredPositionCheck:
-        writers = {
-            table.name: [w for w in self.cluster.writers[table.name] if w != self.name]
-            for table in TABLES
-        }
-        instances = writers[CACHES]
+        writers = self.cluster.writers
         seconds = self.host.clock.seconds
         return StoredPositionCheck(
             self.database,
@@ -296,13 +292,14 @@ class Process:
                     table, () if table.name == CACHES else writers[table.name]
                 )
                 for table in TABLES
-                if writers[table.name]
+                if set(writers[table.name]) != {self.name}
             },
-            instances,
+            writers[CACHES],
             self.handler,
             lambda name: self.epochs.is_reporting(name, seconds()),
             self.host.clock,
             self.watcher,
+            me=self.name,
             interval=5.0,
             uniform=lambda least, most: (least + most) / 2,
         )
