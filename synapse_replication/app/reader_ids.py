@@ -9,7 +9,6 @@ writers are tracked here; the position of this process is that of its id generat
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
 
 import attrs
 
@@ -45,13 +44,6 @@ class ReaderIds:
     unknown: int
     _own: WriterIds | None
     _sign: int = attrs.field(default=1, kw_only=True)
-
-    def get_next(self) -> AbstractAsyncContextManager[int]:
-        """Return a context manager that allocates an id and finishes it on exit.
-
-        :raises StreamConfigurationError: if this process does not write the stream.
-        """
-        return self._generator().get_next()
 
     def get_next_txn(self, txn: Transaction) -> int:
         """Allocate an id that is finished when ``txn`` commits or rolls back.

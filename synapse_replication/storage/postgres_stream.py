@@ -9,7 +9,6 @@ See docs/failure-modes.rst: failure-whole-tokens, failure-indexed-catch-up.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
 from typing import Any, Generic, Protocol, TypeAlias
 
 import attrs
@@ -50,9 +49,6 @@ FindRemovedWriters: TypeAlias = Callable[[], Awaitable[Mapping[str, RemovedWrite
 
 class WriterIds(Protocol):
     """The part of an id generator that a stream uses. Ids have the stream's sign."""
-
-    def get_next(self) -> AbstractAsyncContextManager[int]:
-        """Allocate an id, which is finished when the context is left."""
 
     def get_next_txn(self, txn: Transaction) -> int:
         """Allocate an id that is finished when ``txn`` commits or rolls back."""
@@ -392,15 +388,12 @@ class PostgresStream(Generic[RowT]):
             The token is not used again.
         """
         text = self._encode_new(rows)
-        async with self._ids.get_next() as id_:
-            self._record_allocated(id_)
-            await self._database.transact(
-                f"write_{self.description.name}",
-                lambda txn: self._insert_rows(txn, id_, text),
-            )
+        token = await self._database.transact(
+            f"write_{self.description.name}", lambda txn: self._insert_rows(txn, text)
+        )
         if self._on_write is not None:
             self._on_write()
-        return self._sign * id_
+        return token
 
     def write_txn(self, txn: Transaction, rows: Sequence[RowT]) -> int:
         """Write rows under one token, in a transaction of the application.
@@ -420,15 +413,7 @@ class PostgresStream(Generic[RowT]):
             process knows.
         :raises psycopg2.Error: if the database rejected the rows.
         """
-        text = self._encode_new(rows)
-        id_ = self._ids.get_next_txn(txn)
-        self._record_allocated(id_)
-        self._insert_rows(txn, id_, text)
-        return self._sign * id_
-
-    def _record_allocated(self, id_: int) -> None:
-        if self.writers:
-            self._combined.allocated(self._sign * id_)
+        return self._insert_rows(txn, self._encode_new(rows))
 
     def _encode_new(self, rows: Sequence[RowT]) -> str:
         name = self.description.name
@@ -452,12 +437,16 @@ class PostgresStream(Generic[RowT]):
             _check_for_nul(name, values)
         return text
 
-    def _insert_rows(self, txn: Transaction, id_: int, text: str) -> None:
-        values = {"id": id_, "instance_name": self._instance_name, "rows": text}
+    def _insert_rows(self, txn: Transaction, text: str) -> int:
+        """Insert encoded rows under a new token, and return the token."""
         assert self._insert is not None
+        id_ = self._ids.get_next_txn(txn)
+        token = self._sign * id_
+        if self.writers:
+            self._combined.allocated(token)
+        values = {"id": id_, "instance_name": self._instance_name, "rows": text}
         run(txn, values, self._insert)
-        if hasattr(txn, "xid"):
-            ((txn.xid,),) = txn.fetchall()
+        return token
 
 
 def _check_for_nul(stream_name: str, rows: Iterable[Mapping[str, Any]]) -> None:

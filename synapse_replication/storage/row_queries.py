@@ -236,8 +236,6 @@ def declared_query(declaration: TableStream) -> RowQuery:
 def insert_sql(ids: IdColumn, column_names: Iterable[str]) -> str:
     """Return the statement that inserts rows of a stream.
 
-    It returns the number of the transaction.
-
     Its named parameters are ``id``, ``instance_name`` (only if the table has a writer
     column) and ``rows`` (JSON text: an array of objects that map columns to values).
 
@@ -252,12 +250,9 @@ def insert_sql(ids: IdColumn, column_names: Iterable[str]) -> str:
         values.append("%(instance_name)s")
     # PostgreSQL converts JSON to the columns' types, including arrays and timestamps.
     return f"""
-        WITH inserted AS (
-            INSERT INTO {table} ({", ".join(names)}, {columns})
-            SELECT {", ".join(values)}, {columns}
-            FROM jsonb_populate_recordset(NULL::{table}, %(rows)s::jsonb)
-        )
-        SELECT pg_current_xact_id()::text
+        INSERT INTO {table} ({", ".join(names)}, {columns})
+        SELECT {", ".join(values)}, {columns}
+        FROM jsonb_populate_recordset(NULL::{table}, %(rows)s::jsonb)
         """
 
 

@@ -349,6 +349,7 @@ BUGS: Mapping[str, Callable[[], AbstractContextManager[object]]] = {
 FOUND_BY: Mapping[str, int] = {
     "reconnect-order": 239,
     "interleaved-batches": 18,
+    "late position": 151,
     "position-during-batch": 116,
     "gap-per-writer": 271,
     "unreadable-row": 22,

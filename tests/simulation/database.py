@@ -123,6 +123,12 @@ class SimulatedDatabase:
                     for row in self._next_ids(cursor, {**params, "count": 1})
                 ]
             ),
+            "; ".join([queries.SQL["next_id"], queries.SQL["txn_id_and_term"]]): (
+                lambda cursor, params: [
+                    (*row, "1", self.terms[params["writer"]])
+                    for row in self._next_ids(cursor, {**params, "count": 1})
+                ]
+            ),
             queries.SQL["admitted_ids"]: self._checked(self._next_ids),
             queries.SQL["admit"]: self._checked(lambda cursor, params: []),
             queries.upsert_position(False, is_admitted=True): self._checked(
@@ -425,6 +431,7 @@ class _Cursor:
     """The cursor that is passed to a transaction's function."""
 
     def __init__(self, database: SimulatedDatabase) -> None:
+        self.xid: str | None = None
         self.inserts: list[_Insert] = []
         self.settled_callbacks: list[Callable[[], object]] = []
         self.after_callbacks: list[Callable[[], object]] = []

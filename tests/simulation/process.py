@@ -8,8 +8,10 @@ doubles.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any, cast
 
 import attrs
@@ -56,6 +58,7 @@ from synapse_replication.storage.id_generators import (
 )
 from synapse_replication.storage.id_streams import row_stream_of
 from synapse_replication.storage.postgres_stream import PostgresStream
+from synapse_replication.storage.row_queries import insert_sql
 from synapse_replication.storage.writer_lock import LOCK_CHECK_INTERVAL
 from synapse_replication.streams.backlog import Backlog, BacklogOptions
 from synapse_replication.streams.memory import MemoryStream
@@ -517,11 +520,28 @@ class Process:
         if stream_name == MEMORY_STREAM:
             stream.write(rows)
             return
+        # A homeserver writes in the blocks of its id generators.
+        write = stream.write
+        if self.cluster.shares_tokens or rows[0].row_id % 2:
+            write = partial(self._write_in_block, stream_name)
         try:
-            await stream.write(rows)
+            await write(rows)
         except (psycopg2.Error, CommitUnknownError, NameLostError) as error:
             self.cluster.trace(f"{self.name} could not write {stream_name}: {error}")
         self.host.notifier.notify()
+
+    async def _write_in_block(self, stream_name: str, rows: list[SimulatedRow]) -> None:
+        (table,) = (each for each in TABLES if each.name == stream_name)
+        sql = insert_sql(table.id_columns[0], table.column_names)
+        async with self.generators[stream_name].get_next() as id_:
+            values = {
+                "id": id_,
+                "instance_name": self.name,
+                "rows": json.dumps([attrs.asdict(row) for row in rows]),
+            }
+            await self.database.transact(
+                f"write_{stream_name}", lambda txn: txn.execute(sql, values)
+            )
 
     def position(self, stream_name: str, writer: str) -> int:
         """Return the position of this process in a writer's rows."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import psycopg2
@@ -50,20 +49,11 @@ class CountingIds:
     def __init__(self, sign: int = 1) -> None:
         self.sign = sign
         self.last = 1
-        self.unfinished: set[int] = set()
         self.others: dict[str, int] = {}
 
-    @contextlib.asynccontextmanager
-    async def get_next(self) -> AsyncIterator[int]:
+    def get_next_txn(self, txn: Transaction) -> int:
         self.last += 1
-        self.unfinished.add(self.last)
-        try:
-            yield self.sign * self.last
-        finally:
-            self.unfinished.discard(self.last)
-
-    def get_next_txn(self, txn: Any) -> int:
-        raise NotImplementedError
+        return self.sign * self.last
 
     def get_current_token_for_writer(self, instance_name: str) -> int:
         if instance_name == "w1":

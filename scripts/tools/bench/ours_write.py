@@ -112,8 +112,7 @@ def _run(
         row = orders.description.codec.row_type(note="a note")
 
         async def get_next() -> None:
-            # Its block is what the package's own streams use.
-            async with orders._ids.get_next():  # noqa: SLF001 -- not public
+            async with orders._ids._own.get_next():  # noqa: SLF001 -- not public
                 pass
 
         async def write() -> None:
