@@ -22,7 +22,7 @@ See docs/failure-modes.rst: failure-future-token, failure-wait-for-one-writer.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any, Protocol, TypeAlias
 
@@ -38,7 +38,7 @@ from synapse_replication.handlers.interfaces import (
     RowSink,
 )
 from synapse_replication.handlers.timer import Timer
-from synapse_replication.streams.stream import Stream, TokenStream
+from synapse_replication.streams.stream import CombinedStream, Stream, TokenStream
 from synapse_replication.streams.tokens import MultiWriterStreamToken
 
 
@@ -80,6 +80,8 @@ class ReplicationDataHandler:
     def __attrs_post_init__(self) -> None:
         if isinstance(self._sink, LateRowSink):
             self.on_late_rdata = partial(_deliver_late, self._sink)
+        #: By stream, the function to call for each row, if it is a combined one.
+        self._row_delivered: dict[str, Callable[[int], None] | None] = {}
         #: The functions that compare positions, in the order in which they were added;
         #: see the module's docstring.
         self._checks: dict[_Key, dict[_Check, None]] = {}
@@ -139,12 +141,21 @@ class ReplicationDataHandler:
         advance(stream_name, instance_name, token)
 
     def _advance(self, stream_name: str, instance_name: str, token: int) -> None:
-        # A stream that combines the ids of several writers must know which were rows.
-        settle = getattr(self._streams[stream_name], "row_delivered", None)
-        if settle is not None:
-            settle(token)
+        try:
+            row_delivered = self._row_delivered[stream_name]
+        except KeyError:
+            row_delivered = self._find_row_delivered(stream_name)
+        if row_delivered is not None:
+            row_delivered(token)
         if token > self._streams[stream_name].current_token(instance_name):
             self._set_position(stream_name, instance_name, token)
+
+    def _find_row_delivered(self, stream_name: str) -> Callable[[int], None] | None:
+        # A check for a protocol is too slow for each row.
+        stream: object = self._streams[stream_name]
+        found = stream.row_delivered if isinstance(stream, CombinedStream) else None
+        self._row_delivered[stream_name] = found
+        return found
 
     def _set_position(self, stream_name: str, instance_name: str, token: int) -> None:
         self._streams[stream_name].advance(instance_name, token)
@@ -361,7 +372,7 @@ def _late_writer_error(
             reached = current.get_stream_pos_for_instance(writer)
             if position > reached:
                 return WaitTimeoutError(stream_name, writer, position, reached)
-    writers: Sequence[str] = getattr(stream, "writers", ())
+    writers = stream.writers if isinstance(stream, CombinedStream) else ()
     at = current.get_stream_pos_for_instance
     slowest = [each for each in writers if at(each) <= current.stream]
     name = " and ".join(slowest) or "the slowest writer"

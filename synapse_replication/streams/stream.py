@@ -186,6 +186,19 @@ class CheckedStream(Protocol):
 
 
 @runtime_checkable
+class CombinedStream(Protocol):
+    """Additional interface of a stream whose combined token depends on each row.
+
+    :ivar writers: the declared writers.
+    """
+
+    writers: Sequence[str]
+
+    def row_delivered(self, token: int) -> None:
+        """Record that the rows of a token were delivered here, whoever wrote them."""
+
+
+@runtime_checkable
 class AcknowledgedStream(Protocol):
     """Additional interface of a stream whose readers acknowledge rows."""
 

@@ -33,6 +33,9 @@ class TwoWriters(SourceStream):
         positions = {writer: self.current_token(writer) for writer in "ab"}
         return MultiWriterStreamToken(min(positions.values()), positions)
 
+    def row_delivered(self, token: int) -> None:
+        """Do nothing: the combined token does not depend on single rows."""
+
     async def get_rows_between(self, *bounds: Any, **more: Any) -> RowsBetween:
         raise NotImplementedError
 
