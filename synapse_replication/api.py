@@ -70,6 +70,7 @@ from synapse_replication.handlers.interfaces import (
     Clock as Clock,
     ClosableSink as ClosableSink,
     CommandSink as CommandSink,
+    DamageSink as DamageSink,
     EpochSink as EpochSink,
     Identity as Identity,
     LateRowSink as LateRowSink,

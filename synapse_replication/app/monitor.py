@@ -280,12 +280,16 @@ class SessionWatch:
 
 
 class MonitorStatus(StatusObserver):
-    """The status that a monitor shows: links from events, the rest from its watches."""
+    """The status that a monitor shows: links from events, the rest from its watches.
+
+    :param sessions: the watch of the database; ``None`` without a database.
+    """
 
     def __init__(
         self,
         server_name: str,
         instances: InstanceWatch,
+        sessions: SessionWatch | None,
         *,
         needs_link: bool,
         monotonic: Callable[[], float] = time.monotonic,
@@ -293,9 +297,8 @@ class MonitorStatus(StatusObserver):
         super().__init__(
             server_name, MONITOR_NAME, needs_link=needs_link, monotonic=monotonic
         )
-        self._watch = instances
-        self.instances = instances.statuses
-        self.sessions: SessionWatch | None = None
+        self._instances = instances
+        self._sessions = sessions
         self._announced: dict[tuple[str, str], int] = {}
         #: When each row was found to be unannounced, in order.
         self._unannounced: dict[tuple[str, str, int], float] = {}
@@ -328,14 +331,16 @@ class MonitorStatus(StatusObserver):
             if found >= oldest:
                 break
             del self._unannounced[row]
-        not_ready = self._watch.not_ready()
+        not_ready = self._instances.not_ready()
         is_up = any(link.up for link in status.links)
         since = [link.since for link in status.links] or [status.up_for]
         if self._needs_link and not is_up:
             not_ready.append("no link is up")
-        if self.sessions is not None and self.sessions.problem:
-            not_ready.append(f"cannot read the database: {self.sessions.problem}")
-        stuck = () if self.sessions is None else self.sessions.stuck()
+        stuck: tuple[StuckId, ...] = ()
+        if self._sessions is not None:
+            stuck = self._sessions.stuck()
+            if problem := self._sessions.problem:
+                not_ready.append(f"cannot read the database: {problem}")
         not_ready += [f"{model.describe_stuck_id(e)}: {e.session}" for e in stuck]
         return replace(
             status,
@@ -346,6 +351,7 @@ class MonitorStatus(StatusObserver):
             not_ready=tuple(not_ready),
             cut_off_for=0.0 if is_up or not self._needs_link else min(since),
             stuck_ids=stuck,
+            instances=self._instances.statuses(),
             unannounced=len(self._unannounced),
         )
 
@@ -403,9 +409,14 @@ class Monitor(Service):
         self._instances = InstanceWatch(
             clock, client.get_status, tuple(sorted(config.instances))
         )
+        database = self._make_database()
+        sessions = None
+        if database is not None:
+            sessions = SessionWatch(clock, database, config.id_streams)
         self.status = MonitorStatus(
             config.server_name,
             self._instances,
+            sessions,
             needs_link=config.redis is not None or bool(config.tcp_connect),
         )
         metrics = PrometheusObserver(
@@ -419,10 +430,12 @@ class Monitor(Service):
         )
         observers = [self.status, metrics]
         receivers = [self.status.receive]
-        self._database_watch = self._watch_database(logged)
-        if self._database_watch is not None:
-            observers.append(self._database_watch.meter)
-            receivers.append(self._database_watch.meter.receive)
+        self._database_watch: _DatabaseWatch | None = None
+        if database is not None and sessions is not None:
+            watch = self._watch_database(database, sessions, logged)
+            self._database_watch = watch
+            observers.append(watch.meter)
+            receivers.append(watch.meter.receive)
 
         def receive(command: Command) -> None:
             for each in receivers:
@@ -438,16 +451,21 @@ class Monitor(Service):
         )
         self.started: Deferred[None] = self._follower.started
 
-    def _watch_database(self, observer: ReplicationObserver) -> _DatabaseWatch | None:
-        """Prepare the meter, and the watch of sessions, if there is a database."""
-        config = self._config
-        if config.database is None:
+    def _make_database(self) -> Database | None:
+        options = self._config.database
+        if options is None:
             _log.info(
                 "There is no PostgreSQL database to compare with: rows that are not "
                 "announced and stuck ids are not found"
             )
             return None
-        database = Database(config.database.conninfo, self._reactor, max_connections=2)
+        return Database(options.conninfo, self._reactor, max_connections=2)
+
+    def _watch_database(
+        self, database: Database, sessions: SessionWatch, observer: ReplicationObserver
+    ) -> _DatabaseWatch:
+        """Return the watch of the database, with a meter."""
+        config = self._config
         rows = {
             name: row_stream_of(stream, config.writers[name])
             for name, stream in config.stored.items()
@@ -461,8 +479,6 @@ class Monitor(Service):
             links=1 if config.redis is not None else len(config.tcp_connect),
             patience=PATIENCE,
         )
-        sessions = SessionWatch(self._clock, database, config.id_streams)
-        self.status.sessions = sessions
         stalls = StallLog(_log)
         report = Repeater(
             self._clock, SESSION_INTERVAL, lambda: stalls.update(self.status.snapshot())

@@ -14,7 +14,10 @@ from synapse_replication.instrumentation import prometheus
 from synapse_replication.instrumentation.hooks import ReplicationHooks
 from synapse_replication.instrumentation.logs import LoggingObserver
 from synapse_replication.instrumentation.status.stalls import StallLog
-from synapse_replication.instrumentation.status.status_observer import StatusObserver
+from synapse_replication.instrumentation.status.status_observer import (
+    StatusObserver,
+    StatusSources,
+)
 from synapse_replication.instrumentation.turns import ReactorTurns
 from synapse_replication.storage.stuck_id_watch import StreamIds, StuckIdWatch
 from synapse_replication.transport.reactor import IReactor
@@ -75,6 +78,7 @@ class ProcessObservers:
         reactor: IReactor,
         handler: ReplicationCommandHandler,
         ids: Callable[[], Mapping[str, StreamIds]],
+        damage: str,
     ) -> None:
         """Begin to sample the lag, to measure turns, and to call hooks.
 
@@ -82,14 +86,20 @@ class ProcessObservers:
         :param handler: knows the readers, the streams that this process writes, and the
             tokens that were sent.
         :param ids: returns what is known of ids, by the names of their streams.
+        :param damage: see :class:`.StatusSources`.
         """
-        self.status.readers = handler.readers
-        self.status.own_positions = lambda: {
-            stream.description.name: handler.sender.last_sent_token(stream)
-            for stream in handler.host.streams.get_streams_to_replicate()
-        }
         self._stuck_ids = StuckIdWatch(ids, self._clock)
-        self.status.stuck_ids = self._stuck_ids.stuck
+        self.status.connect(
+            StatusSources(
+                readers=handler.readers,
+                own_positions=lambda: {
+                    stream.description.name: handler.sender.last_sent_token(stream)
+                    for stream in handler.host.streams.get_streams_to_replicate()
+                },
+                stuck_ids=self._stuck_ids.stuck,
+                damage=damage,
+            )
+        )
         self._turns.start(reactor)
         self.hooks.start()
         self._sample()

@@ -21,7 +21,7 @@ from synapse_replication.app.stop_steps import StopSteps
 from synapse_replication.config.process import ProcessConfig
 from synapse_replication.errors import LocalProtocolError, ReplicationError
 from synapse_replication.handlers.host_parts import ReactorClock
-from synapse_replication.handlers.interfaces import ReplicationConnection
+from synapse_replication.handlers.interfaces import Clock, ReplicationConnection
 from synapse_replication.handlers.observer import CompositeObserver, ReplicationObserver
 from synapse_replication.instrumentation.logs import LoggingObserver
 from synapse_replication.redis.link import STOP_TIMEOUT
@@ -140,11 +140,22 @@ class _PassiveProtocol(ClientReplicationStreamProtocol):
 class PassiveTcpLink(DirectTcpReplicationClientFactory):
     """A connection to the direct TCP listener of one instance; it reconnects.
 
-    :ivar tap: called with each line; to be set before the link connects.
+    :param name: the name that it sends to the listener.
+    :param tap: called with each line.
     """
 
     protocol = _PassiveProtocol
-    tap: Tap
+
+    def __init__(
+        self,
+        name: str,
+        server_name: str,
+        clock: Clock,
+        observer: ReplicationObserver,
+        tap: Tap,
+    ) -> None:
+        super().__init__(name, server_name, clock, _NullHandler(), observer)
+        self.tap = tap
 
 
 @attrs.define(eq=False, repr=False)
@@ -193,14 +204,13 @@ class Follower(Service):
         if config.redis is not None:
             link = PassiveRedisLink(reactor, config.redis, name, tap, observer)
             connect_redis(link, config, self._stops)
-        clock, handler = ReactorClock(reactor), _NullHandler()
-
-        def make_client() -> PassiveTcpLink:
-            client = PassiveTcpLink(self._name, name, clock, handler, observer)
-            client.tap = tap
-            return client
-
-        connect_direct_tcp(make_client, reactor, config, self._stops)
+        clock = ReactorClock(reactor)
+        connect_direct_tcp(
+            lambda: PassiveTcpLink(self._name, name, clock, observer, tap),
+            reactor,
+            config,
+            self._stops,
+        )
 
     @override
     def stopService(self) -> Deferred[None]:

@@ -360,7 +360,10 @@ class Replication(Service):
         self._wiring.connect(handler)
         host.outgoing.connect(handler)
         ids = setup.ids(handler.readers)
-        self._wiring.start_observers(self._reactor, lambda: ids)
+        damage = (
+            self.sink.damage if isinstance(self.sink, interfaces.DamageSink) else ""
+        )
+        self._wiring.start_observers(self._reactor, lambda: ids, damage)
         # Before the links, because it is notified whenever one of them is ready.
         streamer = ReplicationStreamer(
             host,
@@ -417,7 +420,6 @@ class Replication(Service):
         check_sink(sink, interfaces.RowSink, self._options, "sink")
         check_sink(host.commands, interfaces.CommandSink, self._options, "command_sink")
         host.set_sink(sink, setup.largest_token)
-        self._status.damage = getattr(sink, "damage", "")
         for each in (sink, host.commands):
             if isinstance(each, interfaces.ClosableSink):
                 self._stops.add(f"closing {type(each).__name__}", each.close)

@@ -138,10 +138,13 @@ class Wiring:
             )
 
     def start_observers(
-        self, reactor: IReactor, ids: Callable[[], Mapping[str, StreamIds]]
+        self,
+        reactor: IReactor,
+        ids: Callable[[], Mapping[str, StreamIds]],
+        damage: str,
     ) -> None:
         """Start the observers; see :meth:`.ProcessObservers.start`."""
-        self._observers.start(reactor, self.handler, ids)
+        self._observers.start(reactor, self.handler, ids, damage)
         self._stops.add("stopping the observers", self._observers.stop)
 
     def start_extension(self) -> None:

@@ -102,7 +102,9 @@ class DropInCommandHandler(ReplicationCommandHandler):
         if not hs.config.redis.redis_enabled:
             return
         favour_streamer(hs)
-        self._wiring.start_observers(hs.get_reactor(), self.host.streams.get_generators)
+        self._wiring.start_observers(
+            hs.get_reactor(), self.host.streams.get_generators, damage=""
+        )
         self._connect_redis(hs, channels)
         self._stops.add("ending background processes", self.host.processes.stop)
         self._wiring.start_extension()

@@ -105,6 +105,7 @@ class HostObservers(ProcessObservers):
         reactor: IReactor,
         handler: ReplicationCommandHandler,
         ids: Callable[[], Mapping[str, StreamIds]],
+        damage: str,
     ) -> None:
         """Call the functions that subscribe to hooks, and start the periodic checks.
 
@@ -115,7 +116,7 @@ class HostObservers(ProcessObservers):
         for subscribe in load_hooks(own_settings().hooks):
             subscribe(handler.host, {})
             self.hooks.module_loaded(subscribe)
-        super().start(reactor, handler, ids)
+        super().start(reactor, handler, ids, damage)
         self._start_systemd()
 
     def encode_status(self) -> bytes:

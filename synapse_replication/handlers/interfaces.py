@@ -107,9 +107,6 @@ class RowSink(Protocol):
     """The part of a host that receives rows.
 
     Arguments are passed by position, so that a sink names its parameters as it likes.
-
-    A sink that has found that rows it stored are damaged may have an attribute
-    ``damage``: a text that says what to do, which the status page shows as a problem.
     """
 
     def on_rdata(
@@ -192,6 +189,17 @@ class LateRowSink(Protocol):
         self, stream_name: str, instance_name: str, token: int, rows: list[Any], /
     ) -> Awaitable[None] | None:
         """Handle rows whose token is below the writer's position."""
+
+
+@runtime_checkable
+class DamageSink(Protocol):
+    """Additional interface of a row sink that checks the rows which it has stored.
+
+    :ivar damage: which rows are damaged, and what to do; empty if none are. The status
+        page shows it as a problem. It is read once, when the process starts.
+    """
+
+    damage: str
 
 
 @runtime_checkable

@@ -58,7 +58,7 @@ class MonitorTestCase(SynchronousTestCase):
         self.answers: dict[str, Any] = {"master": _STOCK, "w1": _STOCK}
         self.watch = InstanceWatch(clock, self.ask, ("master", "w1"))
         self.status = MonitorStatus(
-            "x.test", self.watch, needs_link=False, monotonic=self.clock.seconds
+            "x.test", self.watch, None, needs_link=False, monotonic=self.clock.seconds
         )
 
     async def ask(self, name: str) -> bytes:
@@ -164,7 +164,7 @@ class MonitorStatusTests(MonitorTestCase):
     def test_link(self) -> None:
         """A lost link is a problem after a few seconds, until it is up again."""
         status = MonitorStatus(
-            "x.test", self.watch, needs_link=True, monotonic=self.clock.seconds
+            "x.test", self.watch, None, needs_link=True, monotonic=self.clock.seconds
         )
         self.watch.start()
         self.assertEqual(status.snapshot().not_ready, ("no link is up",))
@@ -181,10 +181,10 @@ class MonitorStatusTests(MonitorTestCase):
         """A stuck id is a problem that ``/ready`` names."""
         stuck = StuckId("caches", 6, "nightly", 42.0, "session 7", "End it.")
         sessions: Any = SimpleNamespace(problem="", stuck=lambda: (stuck,))
-        self.status.sessions = sessions
+        status = MonitorStatus("x.test", self.watch, sessions, needs_link=False)
         self.assertIn(
             "id 6 of caches, written by nightly, is not finished: session 7",
-            self.status.snapshot().not_ready,
+            status.snapshot().not_ready,
         )
 
     def test_positions(self) -> None:

@@ -14,7 +14,6 @@ from synapse_replication.app.passive import (
     Follower,
     PassiveRedisLink,
     PassiveTcpLink,
-    _NullHandler,
     _TappedParser,
 )
 from synapse_replication.config.process import load_config
@@ -37,10 +36,9 @@ class PassiveDirectTcpLinkTests(SynchronousTestCase):
             "follow",
             "x.test",
             ReactorClock(self.clock, lambda: 7.0),
-            _NullHandler(),
             ReplicationObserver(),
+            lambda channel, line: self.seen.append((channel, line)),
         )
-        factory.tap = lambda channel, line: self.seen.append((channel, line))
         self.protocol = factory.buildProtocol(None)
         self.transport = StringTransport()
         self.protocol.makeConnection(self.transport)

@@ -205,7 +205,7 @@ class StatusPageTests(PageMixin):
         """A stuck id is reported with its session, and what to do about it."""
         self.all_live()
         stuck = StuckId("events", 7, "<w1>", 99.0, "session 12, idle", "End it.")
-        self.observer.stuck_ids = lambda: [stuck]
+        self.known.connect(stuck_ids=lambda: [stuck])
         text = self.page()
         self.assertIn("An id is stuck", text)
         self.assertIn("id 7 of events, written by &lt;w1&gt;, is not finished", text)
@@ -215,7 +215,7 @@ class StatusPageTests(PageMixin):
     def test_damage(self) -> None:
         """Damaged rows of the sink are reported, and the page is red."""
         self.all_live()
-        self.observer.damage = "/x/<journal> has 1 damaged line(s)"
+        self.known.connect(damage="/x/<journal> has 1 damaged line(s)")
         text = self.page()
         self.assertIn("✖ Stored rows are damaged", text)
         self.assertIn("/x/&lt;journal&gt; has 1 damaged", text)

@@ -136,7 +136,7 @@ class RenderTests(SynchronousTestCase):
     def test_stuck_id(self) -> None:
         """A stuck id is shown with its session and a hint; it is a problem."""
         stuck = StuckId("events", 7, "w1", 150.0, "session 12, idle", "End it.")
-        self.status.stuck_ids = lambda: [stuck]
+        self.known.connect(stuck_ids=lambda: [stuck])
         text = self.draw()
         self.assertIn("me: An id is stuck", text)
         self.assertIn(
@@ -149,7 +149,7 @@ class RenderTests(SynchronousTestCase):
 
     def test_damage(self) -> None:
         """Damaged rows of the sink are shown, and are a problem."""
-        self.status.damage = "journal has 1 damaged line(s)"
+        self.known.connect(damage="journal has 1 damaged line(s)")
         text = self.draw()
         self.assertIn("me: Stored rows are damaged", text)
         self.assertIn("journal has 1 damaged line(s)", text)

@@ -90,7 +90,7 @@ class FakeObservers:
         self.hooks = object()
         self.metrics = SimpleNamespace(watch_backlog=lambda backlog: None)
 
-    def start(self, reactor: object, handler: object, ids: object) -> None:
+    def start(self, reactor: object, handler: object, ids: object, damage: str) -> None:
         self.calls.append("start")
 
     def stopping(self) -> None:

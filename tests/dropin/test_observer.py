@@ -87,7 +87,7 @@ class MonitoringTests(SynchronousTestCase):
             readers=dict,
         )
         reactor: Any = self.hs.get_reactor()
-        observers.start(reactor, handler, host.streams.get_generators)
+        observers.start(reactor, handler, host.streams.get_generators, "")
         return observers
 
     def test_status(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import msgspec
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from twisted.internet.task import Clock
@@ -174,9 +175,17 @@ class PrometheusObserverTests(SynchronousTestCase):
         self.assertEqual(with_samples, {metric.name for metric in METRICS})
 
     def report_everything(self) -> None:
-        self.status.stuck_ids = lambda: [StuckId("events", 7, "w1", 11.0)]
-        self.status.damage = "journal has 1 damaged line(s)"
-        self.status.instances = lambda: [InstanceStatus("w1", "stock", "", 1.0)]
+        self.known.connect(
+            stuck_ids=lambda: [StuckId("events", 7, "w1", 11.0)],
+            damage="journal has 1 damaged line(s)",
+        )
+        instances = (InstanceStatus("w1", "stock", "", 1.0),)
+        snapshot = self.status.snapshot
+        self.patch(
+            self.status,
+            "snapshot",
+            lambda: msgspec.structs.replace(snapshot(), instances=instances),
+        )
         observer: ReplicationObserver = self.observer
         observer.observe(Resynced("events", "w1", Resync.PARTIAL))
         observer.observe(BacklogRequested("events", "w1", None))

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import attrs
+
 from synapse_replication.handlers.events import (
     AnnouncedBy,
     CatchUpEvent,
@@ -13,7 +17,10 @@ from synapse_replication.handlers.events import (
     StreamConnected,
 )
 from synapse_replication.handlers.observer import ReplicationObserver
-from synapse_replication.instrumentation.status.status_observer import StatusObserver
+from synapse_replication.instrumentation.status.status_observer import (
+    NO_SOURCES,
+    StatusObserver,
+)
 from synapse_replication.streams.reader import Reader, ReaderPolicy
 from synapse_replication.streams.reader_decisions import Fetch
 from synapse_replication.streams.reader_state import CatchUpState, LinkPhase, LinkState
@@ -33,7 +40,13 @@ class KnownReaders:
         self._observer = observer or status
         self._links: list[str] = []
         self._readers: dict[tuple[str, str], Reader] = {}
-        status.readers = self._readers.copy
+        self._status = status
+        self.connect()
+
+    def connect(self, **sources: Any) -> None:
+        """Give the status further sources."""
+        readers = attrs.evolve(NO_SOURCES, readers=self._readers.copy)
+        self._status.connect(attrs.evolve(readers, **sources))
 
     def of(self, stream_name: str, instance_name: str) -> Reader:
         """Return the reader of a writer; add it if it is new."""

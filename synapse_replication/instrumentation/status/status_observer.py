@@ -52,6 +52,29 @@ BufferSource: TypeAlias = Callable[[], Iterable[events.ConnectionBuffers]]
 PAUSED_AFTER = 9.0
 
 
+@attrs.frozen(kw_only=True)
+class StatusSources:
+    """What a status reads in addition to the events.
+
+    Each function is called for each snapshot, and must be thread-safe.
+
+    :ivar readers: returns the readers of all writers, by (stream, writer).
+    :ivar own_positions: returns, for each stream that this process writes, the token up
+        to which its rows were sent or skipped, by the stream's name.
+    :ivar stuck_ids: returns the stuck ids.
+    :ivar damage: what the sink says about damaged rows; empty if it found none.
+    """
+
+    readers: Callable[[], Mapping[tuple[str, str], Reader]]
+    own_positions: Callable[[], Mapping[str, int]]
+    stuck_ids: Callable[[], Iterable[StuckId]]
+    damage: str
+
+
+#: The sources of a process that has no readers yet.
+NO_SOURCES = StatusSources(readers=dict, own_positions=dict, stuck_ids=tuple, damage="")
+
+
 class StatusObserver(ReplicationObserver):
     """Tracks the replication status of this process.
 
@@ -65,13 +88,6 @@ class StatusObserver(ReplicationObserver):
         link is up.
     :param own_links: the names of further links that this process makes itself.
     :param monotonic: returns a monotonic time in s.
-    :ivar own_positions: returns, for each stream that this process writes, the token up
-        to which its rows were sent or skipped, by the stream's name.
-    :ivar readers: returns the readers of all writers, by (stream, writer). It must be
-        thread-safe.
-    :ivar instances: returns the instances that a monitor asks.
-    :ivar stuck_ids: returns the stuck ids. Like the other sources, it is called for
-        each snapshot.
     """
 
     def __init__(
@@ -102,15 +118,10 @@ class StatusObserver(ReplicationObserver):
         self._hearing = records.HearingRecord(is_up=False, since=now)
         self._sampled_at = now
         self._buffer_sources: list[BufferSource] = []
-        self.own_positions: Callable[[], Mapping[str, int]] = dict
         #: By stream: how many rows of this process were not sent, because they are not
         #: valid, and when the first was skipped.
         self._unsent: dict[str, tuple[int, float]] = {}
-        self.readers: Callable[[], Mapping[tuple[str, str], Reader]] = dict
-        self.stuck_ids: Callable[[], Iterable[StuckId]] = tuple
-        self.instances: Callable[[], Iterable[model.InstanceStatus]] = tuple
-        #: The sink's text about damaged rows; see :class:`RowSink`.
-        self.damage = ""
+        self._sources = NO_SOURCES
 
     def expect(self, writers: Iterable[tuple[str, str]]) -> None:
         """Expect rows of further (stream, writer) pairs, from now on."""
@@ -119,6 +130,13 @@ class StatusObserver(ReplicationObserver):
         self._expected |= added
         for key in added:
             self._writers[key] = records.WriterRecord(now, now)
+
+    def connect(self, sources: StatusSources) -> None:
+        """Read these sources from now on; until then, a snapshot has no writers' state.
+
+        Call this once, when the readers exist.
+        """
+        self._sources = sources
 
     def watch_buffers(self, source: BufferSource) -> None:
         """Register a source of buffers, which is read for each snapshot and scrape.
@@ -152,7 +170,7 @@ class StatusObserver(ReplicationObserver):
         """Remove entries that have expired and that the configuration does not name."""
         before = now - records.FORGET_AFTER
         expected_names = self._expected_names()
-        readers = self.readers()
+        readers = self._sources.readers()
         for key, writer in list(self._writers.items()):
             reader = readers.get(key)
             is_missing = reader is not None and reader.is_catching_up
@@ -481,8 +499,8 @@ class StatusObserver(ReplicationObserver):
             for peer in self._peers.values()
         ):
             return False
-        readers = self.readers()
-        return not any(self.stuck_ids()) and all(
+        readers = self._sources.readers()
+        return not any(self._sources.stuck_ids()) and all(
             writer.is_quiet()
             and (reader := readers.get(key)) is not None
             and reader.state is State.LIVE
@@ -517,7 +535,7 @@ class StatusObserver(ReplicationObserver):
             self._peers.copy(),
             self._duplicates.copy(),
             self._hearing,
-            self.readers(),
+            self._sources.readers(),
             self._expected,
             now,
         )
@@ -528,7 +546,7 @@ class StatusObserver(ReplicationObserver):
                 record.was_live = True
         writers += [
             self._written_here(name, token, now)
-            for name, token in self.own_positions().items()
+            for name, token in self._sources.own_positions().items()
         ]
         writers.sort(key=lambda writer: (writer.stream_name, writer.instance_name))
         return model.ProcessStatus(
@@ -542,7 +560,6 @@ class StatusObserver(ReplicationObserver):
             tuple(report.peers()),
             tuple(report.duplicates()),
             report.cut_off_for(),
-            tuple(self.stuck_ids()),
-            self.damage,
-            tuple(self.instances()),
+            tuple(self._sources.stuck_ids()),
+            self._sources.damage,
         )

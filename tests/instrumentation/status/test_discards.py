@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeAlias
 
+import attrs
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.app.status_page import judge
@@ -19,7 +20,10 @@ from synapse_replication.handlers.command_handler import (
 from synapse_replication.handlers.events import DiscardReason
 from synapse_replication.handlers.observer import CompositeObserver
 from synapse_replication.instrumentation.status.model import StallReason
-from synapse_replication.instrumentation.status.status_observer import StatusObserver
+from synapse_replication.instrumentation.status.status_observer import (
+    NO_SOURCES,
+    StatusObserver,
+)
 from synapse_replication.testing.doubles import (
     MemoryConnection,
     SourceStream,
@@ -66,7 +70,7 @@ class DiscardTests(SynchronousTestCase):
             CompositeObserver([self.status, self.recorded]),
             options=HandlerOptions(writers=DeclaredWriters({"events": ["w"]})),
         )
-        self.status.readers = self.handler.readers
+        self.status.connect(attrs.evolve(NO_SOURCES, readers=self.handler.readers))
         self.links = [self.connect("one")]
         self.stream.persist("w", 5, ["five"])
         self.receive("POSITION events w 5 5")

@@ -82,14 +82,14 @@ class StallLogTests(SynchronousTestCase):
     def test_stuck_id(self) -> None:
         """A stuck id is logged each minute, once its session is known."""
         stuck = StuckId("events", 7, "w1", 15.0)
-        self.observer.stuck_ids = lambda: [stuck]
+        self.known.connect(stuck_ids=lambda: [stuck])
         self.assertEqual(self.lines(10), [])
         stuck = attrs.evolve(stuck, session="session 12, idle", hint="End it.")
         (line,) = self.lines(60)
         self.assertIn("id 7 of events, written by w1, is not finished for 15 s", line)
         self.assertIn("session 12, idle. End it. (See the runbook", line)
         self.assertEqual(len(self.lines(60)), 1)
-        self.observer.stuck_ids = tuple
+        self.known.connect(stuck_ids=tuple)
         self.assertEqual(
             self.lines(10),
             ["info No longer true: id 7 of events, written by w1, is not finished"],

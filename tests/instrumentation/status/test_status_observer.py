@@ -83,7 +83,7 @@ class StatusObserverTests(StatusObserverTestCase):
             self.observer.observe(heartbeat_of("late"))
             return {}
 
-        self.observer.own_positions = own_positions
+        self.known.connect(own_positions=own_positions)
         status = self.observer.snapshot()
         self.assertNotIn("late", [link.name for link in status.links])
         self.assertNotIn("late", [peer.instance_name for peer in status.peers])
@@ -256,7 +256,7 @@ class StatusObserverTests(StatusObserverTestCase):
 
     def test_written_here(self) -> None:
         """A stream written here is listed with its announced position."""
-        self.observer.own_positions = lambda: {"typing": 7}
+        self.known.connect(own_positions=lambda: {"typing": 7})
         own = self.snapshot().writers[1]
         self.assertEqual(
             own, WriterStatus("typing", "me", Condition.WRITTEN_HERE, 7, 7)
