@@ -20,7 +20,7 @@ verified; of a table that stores only the newest row of an object, only that row
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import attrs
@@ -89,7 +89,8 @@ class LossTally:
 class _Writer:
     """The tokens of one writer of one stream that arrived, and those that did not.
 
-    :ivar bound: its stored position at the last check; ``None`` before the first.
+    :ivar bound: its stored position at the last check; ``None`` before the first, and
+        after more tokens arrived than are recorded.
     :ivar position: the greatest token that a line has announced, if any.
     :ivar missing: the time at which each token was found to be missing, in s, the
         oldest first.
@@ -102,6 +103,11 @@ class _Writer:
     missing: dict[int, float] = attrs.Factory(dict)
     position: int | None = None
     lost: set[int] = attrs.Factory(set)
+
+    def record(self, tokens: Sequence[int]) -> None:
+        """Record tokens that arrived; if there are too many, verify only later ones."""
+        if not self.ledger.add(tokens):
+            self.ledger, self.bound = TokenLedger(0), None
 
     def has_room(self) -> bool:
         """Return whether a further missing token can be stored.
@@ -228,7 +234,7 @@ class LossMeter(ReplicationObserver):
         if token in writer.missing:
             self._announced_late(key, writer, token)
         else:
-            writer.ledger.add([token])
+            writer.record([token])
 
     def announced_position(self, command: PositionCommand) -> None:
         """Record a POSITION line: readers below its range fetch the rows up to it."""
@@ -240,7 +246,7 @@ class LossMeter(ReplicationObserver):
         if at is not None and at < command.prev_token:
             for token in [each for each in writer.missing if at < each <= new]:
                 self._announced_late(key, writer, token)
-            writer.ledger.add(range(at + 1, new + 1))
+            writer.record(range(at + 1, new + 1))
         writer.position = max(new, at or 0)
 
     def _announced_late(self, key: Key, writer: _Writer, token: int) -> None:
@@ -258,6 +264,7 @@ class LossMeter(ReplicationObserver):
         if self._links_down:
             return None
         link_losses = self._link_losses
+        ledgers = {key: writer.ledger for key, writer in self._writers.items()}
         ranges = {
             key: (writer.ledger.verified, writer.bound)
             for key, writer in self._writers.items()
@@ -268,7 +275,7 @@ class LossMeter(ReplicationObserver):
         }
         return self._database.transact(
             "read_committed_tokens", lambda txn: self._read(txn, ranges)
-        ).addCallbacks(self._compare, self._failed, callbackArgs=(link_losses,))
+        ).addCallbacks(self._compare, self._failed, callbackArgs=(link_losses, ledgers))
 
     def _writers_of(self, stream_name: str) -> list[str]:
         return [writer for name, writer in self._writers if name == stream_name]
@@ -277,12 +284,23 @@ class LossMeter(ReplicationObserver):
         txn.execute("SET TRANSACTION READ ONLY")
         return self._reader.read(txn, ranges)
 
-    def _compare(self, reading: TokenReading, link_losses: int) -> None:
+    def _compare(
+        self,
+        reading: TokenReading,
+        link_losses: int,
+        ledgers: Mapping[Key, TokenLedger],
+    ) -> None:
+        """Compare what was read with what arrived.
+
+        :param ledgers: those in which tokens were recorded when the read began.
+        """
         if link_losses != self._link_losses:
             return
         now = self._clock.seconds()
         for key, (tokens, upto) in reading.committed.items():
             writer = self._writers[key]
+            if writer.ledger is not ledgers[key]:
+                continue
             writer.tally.verified += len(tokens)
             for token in writer.ledger.verify(tokens, upto, MAX_READ):
                 if writer.has_room():
@@ -292,6 +310,8 @@ class LossMeter(ReplicationObserver):
         positions = reading.stored | reading.newest
         for key, position in positions.items():
             writer = self._writers.setdefault(key, _Writer())
+            if ledgers.get(key, writer.ledger) is not writer.ledger:
+                continue
             if writer.bound is None or link_losses != self._link_losses_at_baseline:
                 writer.ledger.skip_to(position)
             writer.bound = position

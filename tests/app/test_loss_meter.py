@@ -16,6 +16,7 @@ from synapse_replication.handlers.events import LinkDown, LinkUp
 from synapse_replication.storage import committed_tokens
 from synapse_replication.storage.database import Database
 from synapse_replication.storage.id_streams import IdStream
+from synapse_replication.streams import token_ledger
 from synapse_replication.streams.id_column import IdColumn
 from synapse_replication.wire.close_reason import CloseReason
 from synapse_replication.wire.commands import PositionCommand, RdataCommand
@@ -198,6 +199,38 @@ class LossMeterTests(PostgresMixin, TestCase):
         await self.check(15)
         self.assertEqual([each.token for each in self.found], [13])
         self.assertEqual(self.totals(), [("w1", 8, 1, 0)])
+
+    async def test_more_than_are_recorded(self) -> None:
+        """If more rows are announced than are recorded, none of them counts as lost."""
+        self.patch(token_ledger, "MAX_RECORDED", 3)
+        self.patch(committed_tokens, "MAX_READ", 3)
+        self.commit(*range(6, 14))
+        self.announce(*range(6, 14))
+        await self.check(3)
+        self.commit(14, 15)
+        self.announce(15)
+        await self.check(10)
+        self.assertEqual([each.token for each in self.found], [14])
+
+    async def test_more_than_are_recorded_during_a_read(self) -> None:
+        """What was read before too many rows were announced is not compared."""
+        self.patch(token_ledger, "MAX_RECORDED", 3)
+        self.clock.advance(LOSS_CHECK_INTERVAL)
+        self.announce(*range(6, 14))
+        await self.settle()
+        self.commit(*range(6, 14))
+        await self.check(10)
+        self.assertEqual(self.found, [])
+
+    async def test_far_position(self) -> None:
+        """A POSITION that is far ahead does not end the verification."""
+        self.announce(6)
+        self.meter.announced_position(PositionCommand("foo", "w1", 7, 10**18))
+        self.commit(6, 7)
+        await self.check(2)
+        self.commit(8)
+        await self.check(10)
+        self.assertEqual([each.token for each in self.found], [8])
 
     async def test_many_lost(self) -> None:
         """A lost token makes room for a further one, which is reported, too."""

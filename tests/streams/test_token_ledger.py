@@ -27,12 +27,13 @@ class TokenLedgerTests(SynchronousTestCase):
         self.assertEqual(tokens.verified, 9)
 
     def test_bounded(self) -> None:
-        """If more tokens arrive than are stored, missing ones are only counted."""
+        """Tokens for which there is no room are refused."""
         self.patch(token_ledger, "MAX_RECORDED", 3)
         tokens = TokenLedger(0)
-        tokens.add([1, 2, 3])
-        tokens.add([4])
-        self.assertEqual(tokens.verify([1, 2, 3, 4], 4, 100), [])
-        self.assertEqual(tokens.unverified, 1)
-        tokens.add([5])
-        self.assertEqual(tokens.verify([5, 6], 6, 100), [6])
+        self.assertTrue(tokens.add([1, 2, 3]))
+        self.assertFalse(tokens.add([4]))
+        self.assertFalse(TokenLedger(0).add(range(1, 10**18)))
+
+    def test_older_range(self) -> None:
+        """Tokens below the beginning of a ledger are not missing."""
+        self.assertEqual(TokenLedger(5).verify([4, 5, 6], 6, 100), [6])

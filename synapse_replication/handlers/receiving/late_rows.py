@@ -62,9 +62,12 @@ class LateRowDelivery:
         self._ledger = None
 
     def record(self, tokens: Sequence[int]) -> None:
-        """Record tokens, before they are delivered."""
-        if self._ledger is not None:
-            self._ledger.add(tokens)
+        """Record tokens, before they are delivered.
+
+        If there are too many, nothing is recorded until :meth:`begin` is called again.
+        """
+        if self._ledger is not None and not self._ledger.add(tokens):
+            self._ledger = None
 
     def rewind(self, token: int) -> None:
         """Forget the tokens above ``token``: the position was rewound to it.

@@ -10,6 +10,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from synapse_replication.errors import CatchUpError
 from synapse_replication.handlers.receiving import late_rows
 from synapse_replication.handlers.receiving.late_rows import LATE_RETRY
+from synapse_replication.streams import token_ledger
 from tests.handlers.fixtures import Receiving, Row, receiving
 
 
@@ -120,6 +121,28 @@ class LateRowsTests(SynchronousTestCase):
         self.assertFalse(receiver.writer("u").late.is_recording)
         self.assertIsNone(receiver.range_to_verify("u", 104))
         self.assertEqual(receiver.range_to_verify("v", 104), (0, 104))
+
+    def test_more_than_are_recorded(self) -> None:
+        """
+        If more rows arrive than are recorded, none of them is delivered again, and
+        later ones are verified.
+        """
+        self.patch(token_ledger, "MAX_RECORDED", 3)
+        receiver = self.process.handler.receivers["events"]
+        tokens = list(range(6, 13))
+        for token in tokens:
+            self.process.stream.persist("w", token, ["row"])
+            self.process.receive(f'RDATA events w {token} ["row"]')
+        # A read returns a limited number of tokens.
+        self.verify(tokens[:3], 8)
+        receiver.record_tokens({"w"})
+        self.verify(tokens[3:], 12)
+        self.assertEqual(self.late, [])
+        self.process.stream.persist("w", 13, ["lost"])
+        self.process.receive('RDATA events w 14 ["row"]')
+        self.assertEqual(self.range_to_verify(14), (12, 14))
+        self.verify([13, 14], 14)
+        self.assertEqual([token for _, _, token, _ in self.late], [13])
 
     def test_page_that_fails(self) -> None:
         """Rows of a failed page that were delivered are not delivered again."""
