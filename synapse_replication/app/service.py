@@ -39,7 +39,7 @@ from synapse_replication.app.modules import add_service, check_sink, load_factor
 from synapse_replication.app.observers import ProcessObservers
 from synapse_replication.app.stop_steps import CLOSING, StopSteps, describe_unfinished
 from synapse_replication.app.stream_setup import StreamSetup
-from synapse_replication.app.wiring import StoredStreams, Wiring
+from synapse_replication.app.wiring import ResyncParts, StoredStreams, Wiring
 from synapse_replication.config.process import ProcessConfig
 from synapse_replication.config.replication_options import ReplicationOptions
 from synapse_replication.errors import (
@@ -156,9 +156,11 @@ class Replication(Service):
         if command_sink is not None:
             self.host.commands = command_sink
         self._stops = StopSteps(self._reactor)
-        self._wiring = Wiring(
-            self.host, self._observers, options, self._stops, serves_backlog=True
+        self._parts = ResyncParts(
+            self._clock, self._observers, options, serves_backlog=True
         )
+        #: Exists when the streams do.
+        self._wiring: Wiring
         self._client, self._http_pool = self._make_client()
         self._database = make_database(options, self._reactor)
         self.services = MultiService()  # type: ignore[no-untyped-call]
@@ -204,7 +206,7 @@ class Replication(Service):
             options.instances,
             options.secret,
             self._reactor,
-            epoch_of=self._wiring.epochs.epoch_of if options.backlog else None,
+            epoch_of=self._parts.epochs.epoch_of if options.backlog else None,
             observer=self._observer,
         )
         return client, pool
@@ -314,8 +316,8 @@ class Replication(Service):
 
     def resize_backlog(self, options: BacklogOptions) -> None:
         """Change the limits of the backlogs."""
-        if self._wiring.backlog is not None:
-            self._wiring.backlog.resize(options)
+        if self._parts.backlog is not None:
+            self._parts.backlog.resize(options)
 
     # -- start ----------------------------------------------------------------------
 
@@ -348,7 +350,7 @@ class Replication(Service):
         setup = StreamSetup(options, host, self._database, self._reactor)
         self._add_sinks(setup)
         await setup.add_streams(self.sink)
-        if (backlog := self._wiring.backlog) is not None:
+        if (backlog := self._parts.backlog) is not None:
             for name, (start, token) in setup.empty_ranges.items():
                 backlog.of(name).skip_range(start, token)
         self._stops.add("reporting unloaded modules", self.hooks.unload_modules)
@@ -357,7 +359,9 @@ class Replication(Service):
             self.hooks.module_loaded(make)
         self._status.expect(_pairs(host.streams.writers))
         handler = self._make_handler()
-        self._wiring.connect(handler)
+        self._wiring = Wiring(
+            handler, self._parts, self._observers, options, self._stops
+        )
         host.outgoing.connect(handler)
         ids = setup.ids(handler.readers)
         damage = (
@@ -426,7 +430,7 @@ class Replication(Service):
 
     def _make_handler(self) -> ReplicationCommandHandler:
         options = self._options
-        handler_options = self._wiring.handler_options(
+        handler_options = self._parts.handler_options(
             self._client.get_backlog,
             expects_links=options.has_links,
             writers=DeclaredWriters(
@@ -449,7 +453,7 @@ class Replication(Service):
             for listener, site in make_sites(
                 options,
                 self.host,
-                self._wiring.backlog,
+                self._parts.backlog,
                 self.metrics_registry,
                 self._status.snapshot,
             ):

@@ -6,8 +6,8 @@ parts: the epochs of its peers, the backlog and the client of other backlogs, th
 command handler, the extension, the streamer, and the check of stored positions. They
 are created, started and stopped here. In this order, a process
 
-#. creates a :class:`Wiring` on its host, and the command handler with
-   :meth:`Wiring.handler_options`, and connects both;
+#. creates its :class:`ResyncParts`, with these the command handler, and with both a
+   :class:`Wiring`;
 #. starts the observers;
 #. opens its links, to which it passes the handler and the extension;
 #. starts the extension, and finally starts to send.
@@ -33,7 +33,6 @@ from synapse_replication.handlers.command_handler import (
 )
 from synapse_replication.handlers.epochs import PeerEpochs
 from synapse_replication.handlers.extension.extension import ReplicationExtension
-from synapse_replication.handlers.interfaces import ReplicationHost
 from synapse_replication.handlers.receiving.partial_resync import (
     PartialResync,
     RequestRows,
@@ -45,6 +44,7 @@ from synapse_replication.transport.reactor import IReactor
 
 if TYPE_CHECKING:
     from synapse_replication.handlers.admission import DeclaredWriters
+    from synapse_replication.handlers.interfaces import Clock
     from synapse_replication.storage.database import TransactionRunner
     from synapse_replication.storage.stuck_id_watch import StreamIds
     from synapse_replication.streams.standard.registry import StandardStream
@@ -66,36 +66,27 @@ class StoredStreams:
     instances: Collection[str]
 
 
-class Wiring:
-    """The parts that every process has, between its host and its links.
+class ResyncParts:
+    """The parts for partial resync, which exist before the command handler.
 
     :param options: the options that all processes share.
-    :param stops: receives the steps of the stop.
     :param serves_backlog: whether peers can request rows from this process's memory.
     :ivar epochs: the epochs of the peers.
     :ivar backlog: the rows that this process sent most recently; ``None`` if peers
         cannot request them.
-    :ivar handler: the command handler, once it is connected.
-    :ivar extension: the extension, once the handler is connected; ``None`` if it is
-        disabled.
     """
-
-    handler: ReplicationCommandHandler
-    extension: ReplicationExtension | None = None
 
     def __init__(
         self,
-        host: ReplicationHost,
+        clock: Clock,
         observers: ProcessObservers,
         options: SharedOptions,
-        stops: StopSteps,
         *,
         serves_backlog: bool,
     ) -> None:
-        self._host = host
-        self._observers = observers
+        self._clock = clock
+        self._observer = observers.observer
         self._options = options
-        self._stops = stops
         self.epochs = PeerEpochs()
         self.backlog: Backlog | None = None
         if options.backlog is not None and serves_backlog:
@@ -118,7 +109,7 @@ class Wiring:
         receiver, partial = self._options.receiving, None
         if self._options.backlog is not None and request_rows is not None:
             partial = PartialResync(
-                self.epochs, request_rows, self._host.clock, self._observers.observer
+                self.epochs, request_rows, self._clock, self._observer
             )
         if not expects_links:
             receiver = attrs.evolve(receiver, position_check_seconds=0)
@@ -129,12 +120,34 @@ class Wiring:
             writers=writers,
         )
 
-    def connect(self, handler: ReplicationCommandHandler) -> None:
-        """Set the command handler, and create its extension, if that is enabled."""
+
+class Wiring:
+    """The parts that every process has, between its host and its links.
+
+    :param parts: the parts from which the handler's options came.
+    :param options: the options that all processes share.
+    :param stops: receives the steps of the stop.
+    :ivar handler: the command handler.
+    :ivar extension: the extension; ``None`` if it is disabled.
+    """
+
+    def __init__(
+        self,
+        handler: ReplicationCommandHandler,
+        parts: ResyncParts,
+        observers: ProcessObservers,
+        options: SharedOptions,
+        stops: StopSteps,
+    ) -> None:
         self.handler = handler
-        if self._options.backlog is not None:
+        self._epochs = parts.epochs
+        self._observers = observers
+        self._options = options
+        self._stops = stops
+        self.extension: ReplicationExtension | None = None
+        if options.backlog is not None:
             self.extension = ReplicationExtension(
-                handler, self.epochs, self.backlog, where=process_label()
+                handler, parts.epochs, parts.backlog, where=process_label()
             )
 
     def start_observers(
@@ -168,7 +181,7 @@ class Wiring:
         check = start_position_check(
             stored.database,
             self.handler,
-            self.epochs,
+            self._epochs,
             stored.streams,
             stored.writers,
             stored.instances,

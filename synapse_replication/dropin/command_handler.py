@@ -10,7 +10,7 @@ from twisted.internet.defer import Deferred, DeferredList
 from txredisapi import RedisFactory
 
 from synapse_replication.app.stop_steps import StopSteps
-from synapse_replication.app.wiring import StoredStreams, Wiring
+from synapse_replication.app.wiring import ResyncParts, StoredStreams, Wiring
 from synapse_replication.dropin.backlogs import row_requests, serves_backlog
 from synapse_replication.dropin.foreign import ForeignConnection
 from synapse_replication.dropin.homeserver import Homeserver
@@ -56,25 +56,23 @@ class DropInCommandHandler(ReplicationCommandHandler):
     def __init__(self, hs: Homeserver) -> None:
         self.hs = hs
         self.server_name = hs.hostname
-        self.host = SynapseHost(hs, observers_of(hs).hooks)
-        self._stops = StopSteps(hs.get_reactor(), _DRAIN_TIMEOUT)
-        self._wiring = Wiring(
-            self.host,
-            observers_of(hs),
-            own_settings(),
-            self._stops,
-            serves_backlog=serves_backlog(hs),
+        host, settings = SynapseHost(hs, observers_of(hs).hooks), own_settings()
+        self._parts = ResyncParts(
+            host.clock, observers_of(hs), settings, serves_backlog=serves_backlog(hs)
         )
         super().__init__(
-            self.host,
+            host,
             observer_of(hs),
-            options=self._wiring.handler_options(
+            options=self._parts.handler_options(
                 row_requests(hs),
                 # Without Redis, Synapse is a single process.
                 expects_links=bool(hs.config.redis.redis_enabled),
             ),
         )
-        self._wiring.connect(self)
+        self._stops = StopSteps(hs.get_reactor(), _DRAIN_TIMEOUT)
+        self._wiring = Wiring(
+            self, self._parts, observers_of(hs), settings, self._stops
+        )
         self._is_stopping = False
         self._foreign: dict[object, ForeignConnection] = {}
         hs.get_notifier().add_lock_released_callback(self.on_lock_released)
@@ -83,7 +81,7 @@ class DropInCommandHandler(ReplicationCommandHandler):
     @property
     def backlog(self) -> Backlog | None:
         """The recently sent rows; ``None`` if peers cannot request them."""
-        return self._wiring.backlog
+        return self._parts.backlog
 
     @property
     def extension(self) -> ReplicationExtension | None:
@@ -221,10 +219,10 @@ class DropInCommandHandler(ReplicationCommandHandler):
         """
         if (
             connection in self.sender.links
-            and len(self._wiring.epochs) <= FEW_PEERS
+            and len(self._parts.epochs) <= FEW_PEERS
             and any(
                 reader.state is State.WAITING
-                and self._wiring.epochs.epoch_of(name) is None
+                and self._parts.epochs.epoch_of(name) is None
                 for (_, name), reader in self.readers().items()
             )
         ):

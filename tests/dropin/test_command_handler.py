@@ -88,7 +88,7 @@ class HandlerTests(SynchronousTestCase):
             for answer in answers:
                 self.handler.on_POSITION(subscriber, answer)
             epochs = Mock(epoch_of=Mock(return_value=epoch), __len__=lambda _: 1)
-            self.patch(self.handler._wiring, "epochs", epochs)
+            self.patch(self.handler._parts, "epochs", epochs)
             self.hs.reactor.advance(2 * ASK_AGAIN)
             self.assertEqual(subscriber.sent, expected, (epoch, answers))
             self.handler.lost_connection(subscriber)
