@@ -15,14 +15,12 @@ from __future__ import annotations
 import re
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import NoneType
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import attrs
-
-T = TypeVar("T")
 
 _METADATA: Final = "synapse_replication.option"
 
@@ -295,7 +293,7 @@ def find_invalid(options: Any) -> Iterator[tuple[tuple[str, ...], InvalidValueEr
             yield leaf.attributes, error
 
 
-def build(options: type[T], values: Mapping[tuple[str, ...], Any]) -> dict[str, Any]:
+def build(options: type[Any], values: Mapping[tuple[str, ...], Any]) -> dict[str, Any]:
     """Return the arguments of a class with options, its groups included.
 
     A group that may be ``None`` is left out if none of its options has a value, or if
@@ -303,26 +301,44 @@ def build(options: type[T], values: Mapping[tuple[str, ...], Any]) -> dict[str, 
 
     :param values: the values of leaves, by their keys; others have their defaults.
     """
+    return _build(options, list(leaves(options)), values)
+
+
+def _build(
+    options: type[Any], found: Iterable[Leaf], values: Mapping[tuple[str, ...], Any]
+) -> dict[str, Any]:
+    """Return the arguments of a class.
+
+    :param found: its leaves, with the attributes that lead to them from this class.
+    """
     arguments: dict[str, Any] = {}
-    groups: dict[str, dict[str, Any]] = {}
+    groups: dict[str, list[Leaf]] = {}
     disabled: dict[str, None] = {}
-    kinds = typing.get_type_hints(options)
-    required = set()
-    for leaf in leaves(options):
+    for leaf in found:
         name, *inner = leaf.attributes
-        if inner and leaf.default is attrs.NOTHING and leaf.key not in values:
-            required.add(name)
-        if leaf.key not in values:
+        if inner:
+            below = attrs.evolve(leaf, attributes=tuple(inner))
+            groups.setdefault(name, []).append(below)
+        elif leaf.key not in values:
             continue
-        value = values[leaf.key]
-        if leaf.is_switch:
-            disabled.update({} if value else {name: None})
-        elif inner:
-            groups.setdefault(name, {})[inner[0]] = value
+        elif leaf.is_switch:
+            disabled.update({} if values[leaf.key] else {name: None})
         else:
-            arguments[name] = value
-    for name, group in groups.items():
+            arguments[name] = values[leaf.key]
+    kinds = typing.get_type_hints(options)
+    for name, below_it in groups.items():
         kind = _group(kinds[name])
-        if kind is not None and name not in required:
-            arguments[name] = kind(**group)
+        assert kind is not None, "only a group has leaves below it"
+        inner_arguments = _build(kind, below_it, values)
+        if inner_arguments and not _required(kind) - inner_arguments.keys():
+            arguments[name] = kind(**inner_arguments)
     return {**arguments, **disabled}
+
+
+def _required(options: type[Any]) -> set[str]:
+    """Return the names of the options of a class that have no default."""
+    return {
+        attribute.name
+        for attribute in attrs.fields(options)
+        if declared_option(attribute) and attribute.default is attrs.NOTHING
+    }

@@ -13,7 +13,13 @@ from synapse_replication.api import (
 )
 from synapse_replication.config.process import ProcessConfig
 from synapse_replication.dropin.settings import DropInSettings
-from synapse_replication.options import InvalidValueError, leaves, to_scalar
+from synapse_replication.options import (
+    InvalidValueError,
+    build,
+    leaves,
+    option,
+    to_scalar,
+)
 
 
 class DeclarationTests(SynchronousTestCase):
@@ -29,6 +35,64 @@ class DeclarationTests(SynchronousTestCase):
         self.assertCountEqual(keys, set(keys))
         variables = [leaf.variable for leaf in leaves(DropInSettings)]
         self.assertCountEqual(variables, set(variables))
+
+
+@attrs.frozen
+class _Inner:
+    """A group in a group.
+
+    :ivar name: what it is called.
+    :ivar size: how large it is.
+    """
+
+    name: str = attrs.field(metadata=option())
+    size: int = attrs.field(default=1, metadata=option())
+
+
+@attrs.frozen
+class _Group:
+    """A group.
+
+    :ivar inner: a group.
+    :ivar count: how many there are.
+    """
+
+    inner: _Inner | None = attrs.field(
+        default=_Inner("x"), metadata=option(switch="is_on", switch_meaning="Whether.")
+    )
+    count: int = attrs.field(default=0, metadata=option())
+
+
+@attrs.frozen
+class _Options:
+    """The root.
+
+    :ivar group: a group.
+    """
+
+    group: _Group = attrs.field(factory=_Group, metadata=option())
+
+
+class BuildTests(SynchronousTestCase):
+    def build(self, **values: object) -> _Options:
+        keys = {
+            leaf.key: values[leaf.key[-1]]
+            for leaf in leaves(_Options)
+            if leaf.key[-1] in values
+        }
+        return _Options(**build(_Options, keys))
+
+    def test_group_in_a_group(self) -> None:
+        """Options at any depth are set; those of a group without values are not."""
+        self.assertEqual(self.build(), _Options())
+        self.assertEqual(
+            self.build(name="y", count=2), _Options(_Group(_Inner("y"), 2))
+        )
+        self.assertEqual(self.build(is_on=False), _Options(_Group(None)))
+
+    def test_required(self) -> None:
+        """A group that lacks a required option is left out, not the one around it."""
+        self.assertEqual(self.build(size=3, count=2), _Options(_Group(count=2)))
 
 
 class CheckTests(SynchronousTestCase):
