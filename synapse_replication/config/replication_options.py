@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, final
 
 import attrs
 
@@ -336,6 +336,7 @@ class ReplicationOptions(SharedOptions):
         """Return the error of an option whose value cannot be used."""
         return ConfigError([self.problem(option, problem, hint)])
 
+    @final
     def find_problems(self) -> list[ConfigProblem]:
         """Return the reasons why the options cannot be used."""
         return [
