@@ -81,10 +81,15 @@ class LateRowDelivery:
     def range_upto(self, upto: int) -> tuple[int, int] | None:
         """Return the range of tokens up to ``upto`` to verify, if there is one.
 
+        While :data:`MAX_LATE` rows wait to be delivered late, there is none.
+
         :return: the range's exclusive lower and inclusive upper bound.
         """
         ledger = self._ledger
         if ledger is None or ledger.verified >= upto:
+            return None
+        if len(self._tokens) >= MAX_LATE:
+            # The sink, or the source, has failed for a long time.
             return None
         return ledger.verified, upto
 

@@ -223,6 +223,23 @@ class LateRowsTests(SynchronousTestCase):
         self.verify([8, 9], 9)
         self.assertEqual([token for _, _, token, _ in self.late], [6, 7, 8])
 
+    def test_many_that_fail(self) -> None:
+        """While many rows wait to be delivered late, no others are looked for."""
+        self.patch(late_rows, "MAX_LATE", 2)
+        for token in (6, 7, 8):
+            self.process.stream.persist("w", token, ["row"])
+        self.process.receive('RDATA events w 9 ["nine"]')
+        stream = self.process.stream
+        stream.is_held = True
+        self.verify([6, 7, 8, 9], 9)
+        self.assertIsNone(self.range_to_verify(9))
+        stream.fail(CatchUpError("away"))
+        self.assertIsNone(self.range_to_verify(9))
+        stream.is_held = False
+        self.process.host.reactor.advance(LATE_RETRY)
+        self.assertEqual({token for _, _, token, _ in self.late}, {6, 7})
+        self.assertEqual(self.range_to_verify(9), (7, 9))
+
     def begin_to_fetch(self) -> None:
         """Find the late row 6, and hold the answer of the source."""
         stream = self.process.stream
