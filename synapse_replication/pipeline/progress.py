@@ -11,8 +11,9 @@ import contextlib
 import threading
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final, NamedTuple, TextIO
+from typing import TYPE_CHECKING, Final, TextIO
 
+import attrs
 from rich import progress
 from rich.console import Console
 from typing_extensions import Self
@@ -29,7 +30,8 @@ _BAR_INTERVAL: Final = 0.5
 _LOG_INTERVAL: Final = 10.0
 
 
-class Tasks(NamedTuple):
+@attrs.frozen
+class Tasks:
     """The tasks of the stages that Spark is executing, or the files of a step.
 
     :ivar failed: the number of failed attempts. Spark retries the tasks, or fails the

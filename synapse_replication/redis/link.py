@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import attrs
 from twisted.internet.defer import TimeoutError
 from twisted.internet.interfaces import IReactorCore
 
@@ -116,12 +117,19 @@ class RedisReplicationLink:
         found = []
         lines, size = self.sender.waiting
         for connection in self._outbound.connections:
-            send, *kernel = read_buffers(connection.transport)
-            found.append(ConnectionBuffers(SENDER_NAME, lines, size + send, *kernel))
-        for connection in self._inbound.connections:
+            buffers = read_buffers(connection.transport)
             found.append(
-                ConnectionBuffers("redis", 0, *read_buffers(connection.transport))
+                ConnectionBuffers(
+                    SENDER_NAME,
+                    lines,
+                    size + buffers.send,
+                    buffers.kernel_send,
+                    buffers.kernel_read,
+                )
             )
+        for connection in self._inbound.connections:
+            buffers = read_buffers(connection.transport)
+            found.append(ConnectionBuffers("redis", 0, *attrs.astuple(buffers)))
         return found
 
     async def stop(self) -> None:

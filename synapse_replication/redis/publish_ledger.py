@@ -21,7 +21,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+
+import attrs
 
 from synapse_replication.wire.extension import COUNTED_AS
 
@@ -35,7 +36,9 @@ NOT_RETAINED = _RECOVERABLE | {COUNTED_AS}
 MAX_RETAINED = 10_000
 
 
-class Publish(NamedTuple):
+# Not frozen: creating one for each publish would take 0.36 instead of 0.14 µs.
+@attrs.define
+class Publish:
     """Lines of one command to publish, each as one message."""
 
     command_name: str
@@ -75,7 +78,7 @@ class PublishLedger:
             return 0
         room = MAX_RETAINED - len(self._retained)
         self._retained.extend(
-            publish._replace(lines=[line]) for line in publish.lines[:room]
+            attrs.evolve(publish, lines=[line]) for line in publish.lines[:room]
         )
         too_many = max(0, len(publish.lines) - room)
         self.lost += too_many
@@ -121,7 +124,7 @@ class PublishLedger:
         has_evicted, self._evicted_upto = self._evicted_upto > done, 0
         unanswered, self._unanswered = self._unanswered, deque()
         again = [
-            publish._replace(lines=publish.lines[-(end - done) :])
+            attrs.evolve(publish, lines=publish.lines[-(end - done) :])
             for end, publish in unanswered
             if end > done
         ]

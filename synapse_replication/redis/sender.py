@@ -190,8 +190,7 @@ class RedisSender:
         """
         if not lines:
             return
-        # This takes half as long as Publish(...), whose constructor is in Python.
-        publish = tuple.__new__(Publish, (command_name, channel.encode(), lines))
+        publish = Publish(command_name, channel.encode(), lines)
         protocol = self._protocol
         if protocol is None:
             self._retain_for_reconnect(publish)
@@ -223,8 +222,8 @@ class RedisSender:
         data: list[bytes] = []
         counts: dict[str, int] = {}
         for publish in pending:
-            command_name, channel, lines = publish
-            data += encode_publishes(channel, lines)
+            command_name, lines = publish.command_name, publish.lines
+            data += encode_publishes(publish.channel, lines)
             if command_name not in NOT_RETAINED:
                 ledger.retain_until_acknowledged(publish, len(data))
             counts[command_name] = counts.get(command_name, 0) + len(lines)

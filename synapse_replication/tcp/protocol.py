@@ -247,7 +247,8 @@ class BaseReplicationStreamProtocol(Protocol):
     def buffers(self) -> ConnectionBuffers:
         """Return the fill levels of the connection's buffers."""
         pending = self._connection.pending.lines
-        return ConnectionBuffers(self.name, pending, *read_buffers(self.transport))
+        buffers = read_buffers(self.transport)
+        return ConnectionBuffers(self.name, pending, *attrs.astuple(buffers))
 
     def client_address(self) -> str:
         """Return the address of the peer if it is a client; otherwise, an empty text.

@@ -5,8 +5,9 @@ from __future__ import annotations
 import fcntl
 import struct
 import termios
-from typing import Any, NamedTuple
+from typing import Any
 
+import attrs
 from twisted.protocols.policies import ProtocolWrapper
 
 #: A transport's default read size, in bytes.
@@ -15,7 +16,8 @@ DEFAULT_READ_SIZE = 65536
 MAX_READ_SIZE = 4 * DEFAULT_READ_SIZE
 
 
-class TransportBuffers(NamedTuple):
+@attrs.frozen
+class TransportBuffers:
     """Fill levels of a transport's buffers in bytes; 0 where unknown.
 
     :ivar send: bytes that have not been passed to the kernel yet.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import attrs
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.redis import publish_ledger
@@ -44,8 +45,8 @@ class RetainTests(SynchronousTestCase):
             self.assertEqual(self.ledger.lost, lost, publish)
         self.assertEqual(self.ledger.retain(others(b"a", b"b")), 0)
         self.assertEqual(self.ledger.lost, 3)
-        retained = [others(b"a")._replace(lines=[b"a"])]
-        retained.append(retained[0]._replace(lines=[b"b"]))
+        retained = [attrs.evolve(others(b"a"), lines=[b"a"])]
+        retained.append(attrs.evolve(retained[0], lines=[b"b"]))
         self.assertEqual(list(self.ledger.take_retained()), retained)
         self.assertEqual(list(self.ledger.take_retained()), [])
 
