@@ -13,7 +13,7 @@ from itertools import islice
 import click
 
 from scripts.tools.explore import writer_worlds
-from scripts.tools.explore.driven import compare
+from scripts.tools.explore.comparison import compare, compare_delayed
 from scripts.tools.explore.driver_bugs import BUGS, find
 from scripts.tools.explore.search import (
     UNIT_TESTED,
@@ -24,7 +24,7 @@ from scripts.tools.explore.search import (
     explain,
     names,
 )
-from scripts.tools.explore.worlds import COMPARED, DEEP, DRIVEN, SHALLOW
+from scripts.tools.explore.worlds import COMPARED, DEEP, DELAYED, DRIVEN, SHALLOW
 from scripts.tools.explore.writer_search import search
 
 
@@ -124,15 +124,21 @@ def compare_driver(states: int) -> bool:
 
     :param states: how many states of each world to begin with.
     """
-    for name, (kind, bounds) in DRIVEN.items():
-        found = compare(kind, bounds, states)
-        click.echo(
-            f"driver, {name}: {found.sequences} sequences of at most {found.depth} "
-            f"events: {found.reason or 'agrees'}"
-        )
-        if found.reason is not None:
-            click.echo("\n".join(map(str, found.events)))
-            return False
+    runs = [
+        ("driver", compare, DRIVEN, states),
+        # These sequences are long.
+        ("driver, with delays", compare_delayed, DELAYED, states // 2),
+    ]
+    for title, run, worlds, count in runs:
+        for name, (kind, bounds) in worlds.items():
+            found = run(kind, bounds, count)
+            click.echo(
+                f"{title}, {name}: {found.sequences} sequences of at most "
+                f"{found.depth} events: {found.reason or 'agrees'}"
+            )
+            if found.reason is not None:
+                click.echo("\n".join(map(str, found.events)))
+                return False
     missed = [name for name, bug in BUGS.items() if find(bug).reason is None]
     click.echo(
         f"{len(BUGS) - len(missed)} of {len(BUGS)} deliberate bugs of the driver found"

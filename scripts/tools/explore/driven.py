@@ -6,25 +6,52 @@ reader, so that its states can be stored. :class:`Driven` is the real thing: the
 package, with its queue and its sources of pages. Its clock, its source and its sink are
 arguments, and respond when the world says so. After each event, both must agree: about
 the state of their readers, the position, the delivered rows, the reports, the timer,
-and whether something is in progress. :func:`compare` runs sequences through both.
+and whether something is in progress. ``comparison.py`` runs sequences through both.
 
-What arrives while a page is fetched is given up at once, as in the world; and where the
-world waits before it resumes, so that more may be given up, the driver does, too.
+What arrives is put into the driver's queue, which has room for one item only, and is
+given up, parked or handled there. A world has no queue: what waits is still on its way.
+So an item may be in the driver's queue before its message is handled in the world:
+
+- What the world gives up when a page was handled was parked while it was fetched.
+- If another writer's rows are in progress, the queue gives up what arrives.
+- What the world gives up during a fetch does not fit into what is parked; or it is
+  given up by the queue, if the driver would continue at once and the world does not.
+- If items are *delayed*, what the world handles after a fetch was parked, too; and rows
+  of a link that the world handles one after the other arrived together, and are handled
+  in slices of one row. If the queue overflows between two of them, the rest of them is
+  given up.
+
+A sequence whose items could not have arrived in this way is skipped. Late rows, and
+rows of several writers in one item, are not compared.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import zip_longest
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import attrs
 from twisted.internet.defer import Deferred
 from typing_extensions import override
 
-from scripts.tools.explore.world import MOMENT, Bounds, Event, Kind, World, policy_of
+from scripts.tools.explore.steps import (
+    RESUME,
+    UNREADABLE,
+    ArrivalMode,
+    ReportingWorld,
+    WorldStep,
+    state_of,
+    take_step,
+)
+from scripts.tools.explore.world import (
+    DISTANCE,
+    MOMENT,
+    Bounds,
+    Event,
+    Kind,
+    policy_of,
+)
 from synapse_replication.errors import DatabaseBehindError
 from synapse_replication.handlers import events
 from synapse_replication.handlers.observer import ReplicationObserver, handles
@@ -34,12 +61,10 @@ from synapse_replication.handlers.receiving.context import (
     StreamContext,
 )
 from synapse_replication.handlers.receiving.items import (
-    LostRow,
     OfWriter,
-    ReportedEpoch,
-    ReportedPosition,
+    size_of,
 )
-from synapse_replication.handlers.receiving.queue import DrainedQueue
+from synapse_replication.handlers.receiving.queue import Call, DrainedQueue, QueueItem
 from synapse_replication.handlers.receiving.received_stream import (
     PageSource,
     ReceivedStream,
@@ -47,51 +72,43 @@ from synapse_replication.handlers.receiving.received_stream import (
 from synapse_replication.handlers.receiving.writer_receiver import WriterReceiver
 from synapse_replication.handlers.timer import Backoff
 from synapse_replication.streams.pages import Page
-from synapse_replication.streams.reader_decisions import (
-    Action,
-    Ask,
-    BeginEpoch,
-    Connected,
-    Refuted,
-)
 from synapse_replication.streams.stream import (
-    RemovedWriter,
     StreamDescription,
     StreamUpdateResult,
 )
-from synapse_replication.wire.commands import PositionCommand
 from synapse_replication.wire.rdata import RdataGroup
 
-#: The text of a row that cannot be decoded.
-UNREADABLE = b"?"
+#: The options of a driver whose queue is full, or is not.
+_FULL: Final = ReceiverOptions(max_queue_size=0, backoff=Backoff(jitter=lambda: 0.0))
+_ROOMY: Final = attrs.evolve(_FULL, max_queue_size=1_000)
 
 
 class DisagreementError(Exception):
     """The driver and the world are in different states."""
 
 
-class ReportingWorld(World):
-    """A world that records what it delivers and reports."""
+@attrs.frozen(eq=False)
+class _Arrival:
+    """An item that arrives on a link, as an item of the driver's queue."""
 
-    __slots__ = ("deliveries", "reports")
+    writer: WriterReceiver
+    link: Any
+    item: OfWriter
 
-    deliveries: list[int]
-    reports: list[tuple[Any, ...]]
+    @property
+    def length(self) -> int:
+        return 1
 
-    @override
-    def _deliver(self, token: int, life: int) -> None:
-        self.deliveries.append(token)
-        super()._deliver(token, life)
+    @property
+    def size(self) -> int:
+        return size_of(self.item)
 
-    @override
-    def _execute(self, action: Action) -> None:
-        if isinstance(action, Connected):
-            self.reports.append(("connected", str(action.link)))
-        elif isinstance(action, Ask):
-            self.reports.append(("ask", str(action.link)))
-        elif isinstance(action, Refuted):
-            self.reports.append(("refuted", action.token, action.last_token))
-        super()._execute(action)
+    def run(self) -> Awaitable[None] | None:
+        return self.writer.handle(self.link, self.item)
+
+    def give_up(self) -> Iterable[QueueItem]:
+        self.writer.give_up(self.link, self.item)
+        return (self.writer.resumption,)
 
 
 @attrs.frozen
@@ -135,56 +152,50 @@ class _Observer(ReplicationObserver):
         self.reports.append(("refuted", event.token, event.last_token))
 
 
-class _SteppedReceiver(WriterReceiver):
-    """The driver, which waits where the world waits."""
-
-    driven: Driven
-    is_beginning = False
-
-    @override
-    async def resume(self) -> None:
-        if self.driven.is_before_resumption:
-            await self.driven.wait()
-        await super().resume()
-
-    @override
-    def _execute(self, action: Action) -> Awaitable[None] | None:
-        self.is_beginning = isinstance(action, BeginEpoch)
-        return super()._execute(action)
-
-
 class Driven:
-    """A world, and the real driver in the same world.
+    """The real driver in a world.
 
+    :param delays_from: from which event on items are delayed, by its index; ``None`` if
+        none is. See the module's docstring.
     :ivar position: of the driver's host.
     :ivar deliveries: the tokens of the rows that the driver delivered.
     """
 
-    def __init__(self, kind: Kind, bounds: Bounds) -> None:
+    def __init__(
+        self, kind: Kind, bounds: Bounds, delays_from: int | None = None
+    ) -> None:
         self.world = ReportingWorld.begin(kind, bounds)
-        self.world.deliveries, self.world.reports = [], []
         self.position = 0
         self.deliveries: list[int] = []
-        self._kind = kind
+        self._delays_from = delays_from
         self._policy = policy_of(kind)
         self._observer = _Observer()
-        self._links: dict[int, _Link] = {}
+        self._steps: list[WorldStep] = []
+        # The last step of the world that the driver has to take into account.
+        self._now: WorldStep | None = None
+        # The steps whose items are in the driver already.
+        self._ahead: set[int] = set()
+        # The steps before which the queue overflows.
+        self._overflows: set[int] = set()
         self._start(None)
 
     def _start(self, epoch: str | None) -> None:
         """Start a process."""
-        self._links = {}
+        self._links: dict[int, _Link] = {}
         self._calls: list[_Call] = []
         self._due: Callable[[], object] | None = None
-        # What the sink or the world is waiting for, and the effect of the sink.
+        # What the sink is waiting for, and its effect.
         self._waiting: Deferred[None] | None = None
         self._effect: Callable[[], None] = lambda: None
+        # The rows of another writer that are in progress.
+        self._other: Deferred[None] | None = None
         # The requested pages, and whether each was requested from the backlog.
         self._asked: list[tuple[Deferred[StreamUpdateResult | None], bool]] = []
         self._answer: StreamUpdateResult | Exception | None = None
-        self._falls_through = self._has_given_up = False
-        self._is_from_backlog = False
-        self._is_unreadable = self._has_failed_to_decode = False
+        self._falls_through = self._is_from_backlog = False
+        self._is_unreadable = self._begins_epoch = False
+        # The rows that arrive together with the next one.
+        self._rows = RdataGroup("stream", "writer", [], [])
         description = StreamDescription(
             "stream",
             self,  # type: ignore[arg-type]
@@ -192,17 +203,16 @@ class Driven:
             resettable=self._policy.resettable,
             held_in_memory=self._policy.held_in_memory,
         )
-        options = ReceiverOptions(backoff=Backoff(jitter=lambda: 0.0))
-        stream = _Stream(description, self)
-        context = StreamContext(
-            stream,  # type: ignore[arg-type]
+        self._context = context = StreamContext(
+            _Stream(description, self),  # type: ignore[arg-type]
             self,  # type: ignore[arg-type]
             self._observer,
-            options,
+            _FULL,
             ReactorYielder(self, 10**9, 1e9),  # type: ignore[arg-type]
             _Backlog(self),  # type: ignore[arg-type]
         )
         self._queue = DrainedQueue(context)
+        context.options = _ROOMY
         shared = ReceivedStream(
             context,
             self._policy,
@@ -212,8 +222,7 @@ class Driven:
             self,  # type: ignore[arg-type]
             lambda link: self._observer.reports.append(("ask", link.connection.name)),
         )
-        self._writer = _SteppedReceiver("writer", shared, epoch, ())
-        self._writer.driven = self
+        self._writer = WriterReceiver("writer", shared, epoch, ())
 
     # -- the host: clock, background processes, search, decoder -----------------------
 
@@ -252,7 +261,6 @@ class Driven:
     ) -> Iterator[tuple[int, list[bytes] | None]]:
         for token in page.tokens:
             is_unreadable, self._is_unreadable = self._is_unreadable, False
-            self._has_failed_to_decode = is_unreadable
             yield token, None if is_unreadable else [b""]
 
     # -- the sink ---------------------------------------------------------------------
@@ -261,22 +269,14 @@ class Driven:
         self, kinds: Iterable[str], effect: Callable[[], None]
     ) -> Deferred[None] | None:
         """Wait if the world does, and take effect then."""
-        busy = self.world.busy
+        assert self._now is not None
+        busy = self._now.busy
         if busy is None or busy[0] not in kinds:
             effect()
             return None
-        self._effect = effect
-        return self.wait()
-
-    @property
-    def is_before_resumption(self) -> bool:
-        """Whether the world waits before it resumes, so that more may be given up."""
-        return self._has_failed_to_decode or self.world.busy == ("resume",)
-
-    def wait(self) -> Deferred[None]:
-        """Wait until the world continues."""
         if self._waiting is not None:
             raise DisagreementError("two things are in progress")
+        self._effect = effect
         self._waiting = Deferred()
         return self._waiting
 
@@ -295,13 +295,17 @@ class Driven:
         def move() -> None:
             self.position = token
 
-        kinds = () if self._writer.is_beginning else ("rewind", "advance")
+        # With an epoch that begins, the position is saved once more.
+        kinds = () if self._begins_epoch else ("rewind", "advance")
+        self._begins_epoch = False
         return self._handle(kinds, move)
 
     def on_epoch(
         self, stream_name: str, instance_name: str, epoch: str
     ) -> Deferred[None] | None:
-        return self._handle(("begin",), lambda: None)
+        waiting = self._handle(("begin",), lambda: None)
+        self._begins_epoch = waiting is not None and self.position > 0
+        return waiting
 
     def saved_epochs(self) -> dict[tuple[str, str], str]:
         return {}
@@ -320,6 +324,12 @@ class Driven:
         answered: Deferred[StreamUpdateResult | None] = Deferred()
         self._fire(answered)
         return answered
+
+    def is_plausible(self, token: int) -> bool:
+        """Return whether the reader's process regards a token as plausible."""
+        assert self._now is not None
+        known = self.position if self.world.in_memory else self._now.known
+        return token <= known + DISTANCE
 
     def _ask(self, *, is_backlog: bool) -> Deferred[StreamUpdateResult | None]:
         asked: Deferred[StreamUpdateResult | None] = Deferred()
@@ -347,103 +357,221 @@ class Driven:
     # -- events -----------------------------------------------------------------------
 
     def run(self, sequence: Sequence[Event]) -> bool:
-        """Apply events to the world and to the driver.
-
-        The driver finds that a row of a page cannot be decoded as soon as it comes to
-        that row, without waiting. So this must follow at once in the sequence.
+        """Apply events to the world, and then to the driver.
 
         :return: whether the sequence can be run.
         :raises DisagreementError: if their states differ after an event.
         """
-        for event, following in zip_longest(sequence, sequence[1:], fillvalue=()):
-            self._is_unreadable = following == ("unreadable",)
-            self._apply(event)
-            if self._is_unreadable:
+        self._steps = [take_step(self.world, event) for event in sequence]
+        index = 0
+        while index < len(self._steps):
+            after = self._following(index)
+            if after is None:
                 return False
-            if following != ("unreadable",):
-                self._compare(event)
+            if not after:
+                # The driver does not stop where the sequence ends.
+                return True
+            step, self._now = self._steps[index], self._steps[after - 1]
+            if not self._take(index, step) or self._is_unreadable:
+                return False
+            # While the world resumes, the driver's queue waits.
+            if self._now.busy != RESUME:
+                self._compare(self._now)
+            index = after
         return True
 
-    def _apply(self, event: Event) -> None:
-        """Apply an event to the world, and then to the driver."""
-        world = self.world
-        name, *arguments = event
-        was_idle, was_busy, was_running = world.is_idle, world.busy, world.timer != 0
-        answer, epoch = world.answer, world.reader.epoch
+    def _following(self, index: int) -> int | None:
+        """Return the end of the steps that the driver takes in one go, from ``index``.
+
+        :return: ``None`` if it cannot take them; 0 if it takes more than there are.
+        """
+        steps, step = self._steps, self._steps[index]
+        name = step.event[0]
+        if name in _ENDING_FETCHES and self._other is not None:
+            if steps[index - 1].can_act:
+                # The driver would have acted before.
+                return None
+            self._release()
+        self._let_arrive(index)
+        after = index + 1
+        if index in self._overflows:
+            after += 3
+        # The driver finds that a row cannot be decoded as soon as it comes to that row.
+        self._is_unreadable = after < len(steps) and steps[after].event == _UNREADABLE
+        after += self._is_unreadable
+        if self._other is not None and not _is_releasing(step):
+            return after
+        while True:
+            last = steps[after - 1]
+            if last.busy == RESUME:
+                if after == len(steps):
+                    return 0
+                if steps[after].event != DONE and after not in self._ahead:
+                    return None
+            elif (
+                last.busy is not None
+                or not any(each >= after for each in self._ahead)
+                or last.is_fetching
+                or last.mode is ArrivalMode.FULL
+                or after == len(steps)
+            ):
+                return after
+            after += 1
+
+    def _let_arrive(self, index: int) -> None:
+        """Put the items that arrive later in the world into the driver."""
+        step = self._steps[index]
+        if step.event[0] in _PARKING:
+            for later in self._parked_at(index):
+                self._ahead.add(later)
+                arrival = self._steps[later]
+                if arrival.argument is not None:
+                    self._put(arrival.event[1], arrival.argument)
+        elif (
+            self._delays(index)
+            and step.mode is ArrivalMode.HANDLED
+            and index not in self._ahead
+            and step.row_on(step.event[1])
+        ):
+            self._rows = self._with_next_row(index)
+
+    def _delays(self, index: int) -> bool:
+        return self._delays_from is not None and index >= self._delays_from
+
+    def _parked_at(self, index: int) -> Iterator[int]:
+        """Iterate over the items that can be parked while a page is fetched."""
+        for later in self._arrivals_after(index):
+            is_handled = self._steps[later].mode is ArrivalMode.HANDLED
+            if is_handled and not self._delays(index):
+                return
+            yield later
+
+    def _arrivals_after(self, index: int) -> Iterator[int]:
+        """Iterate over the items that the driver handles after those that it has.
+
+        If it gives up what is parked when it resumes, it gives up all of it.
+        """
+        is_given_up = False
+        for later in range(index + 1, len(self._steps)):
+            step = self._steps[later]
+            if step.event[0] in _QUIET:
+                continue
+            before = self._steps[later - 1].resumptions
+            if (
+                step.mode not in (ArrivalMode.HANDLED, ArrivalMode.RESUMING)
+                or before != self._steps[index].resumptions
+                or (is_given_up and step.mode is ArrivalMode.HANDLED)
+            ):
+                return
+            is_given_up = step.mode is ArrivalMode.RESUMING
+            if later not in self._ahead:
+                yield later
+
+    def _with_next_row(self, index: int) -> RdataGroup:
+        """Return the row of a step, with the next ones that arrive together with it.
+
+        That is the next row on the link, and one that is given up after them.
+        """
+        steps, number = self._steps, self._steps[index].event[1]
+        joined = [index]
+        following = next(self._arrivals_after(index), None)
+        if following is not None and steps[following].row_on(number):
+            self._ahead.add(following)
+            joined.append(following)
+        rest = joined[-1] + 3
+        if self._is_rest(rest, number):
+            self._overflows.add(rest - 2)
+            joined.append(rest)
+        groups: list[RdataGroup] = [steps[each].argument for each in joined]
+        return RdataGroup(
+            "stream",
+            "writer",
+            [token for group in groups for token in group.tokens],
+            [row for group in groups for row in group.rows],
+        )
+
+    def _is_rest(self, index: int, number: int) -> bool:
+        """Return whether a row is given up, because the queue overflowed before it.
+
+        That is so if the row before it was being handled.
+        """
+        steps = self._steps
+        return (
+            index + 1 < len(steps)
+            and steps[index].row_on(number)
+            and steps[index + 1].event == ("drained",)
+            and steps[index - 1].event == ("overflow",)
+            and steps[index - 2].event == DONE
+            and steps[index - 2].was_busy[0] == "row"
+            and steps[index - 2].busy is None
+            and not steps[index - 2].is_fetching
+        )
+
+    def _take(self, index: int, step: WorldStep) -> bool:
+        """Let the driver take a step; return whether it can."""
+        name, *arguments = step.event
+        if self._other is not None and name in _QUEUED:
+            # The driver would have continued before.
+            return False
         was_waiting = self._waiting
-        item: OfWriter | None = None
-        prev: int | None = None
-        if name in ("message", "unreadable row"):
-            link = world.links[arguments[0]]
-            prev, new, is_row = world.log[link.at]
-            if is_row:
-                token = new if world.is_whole(link) else None
-                text = UNREADABLE if name == "unreadable row" else b""
-                item = RdataGroup("stream", "writer", [token], [text])
-        world.apply(event)
-        if item is None and name in _ANNOUNCEMENTS:
-            item = self._announcement(event, prev)
-        if item is not None:
-            self._arrive(arguments[0], item, was_idle)
+        if step.mode is not None:
+            if index not in self._ahead and not self._arrive(index, step):
+                return False
         elif name in self._acts:
-            self._acts[name](self, *arguments, was_busy, answer, epoch)
-        # An earlier end may still be in the queue.
-        if name in _PASSING and was_running and world.timer == 0:
+            if index in self._overflows:
+                self._queue.put(self._writer.resumption)
+                self._queue.put(self._writer.resumption)
+            self._acts[name](self, *arguments, step)
+        if self._other is not None and _is_releasing(step):
+            self._release()
+        if step.ends_timer:
             self._pass_timer()
         if (
             self._waiting is not None
             and was_waiting is self._waiting
-            and name != "unreadable"
-            and world.busy != was_busy
+            and step.busy != step.was_busy
         ):
             # No fault can interrupt it any more.
             self._done()
+        return True
 
-    def _announcement(self, event: Event, prev: int | None) -> OfWriter | None:
-        """Return what an event announces, unless that changes nothing.
+    def _arrive(self, index: int, step: WorldStep) -> bool:
+        """Let an item arrive; return whether it can."""
+        item, number = step.argument, step.event[1]
+        if item is None:
+            return True
+        if step.mode is ArrivalMode.HANDLED:
+            if self._other is not None:
+                # The driver would have begun another fetch before.
+                return False
+            if self._delays(index) and isinstance(item, RdataGroup):
+                item = self._rows
+        elif step.mode is ArrivalMode.FETCHING:
+            if self._other is None and step.is_fetching and not step.can_act:
+                self._context.options = _FULL
+                self._put(number, item)
+                self._context.options = _ROOMY
+                return True
+            self._occupy()
+        self._put(number, item)
+        return True
 
-        :param prev: of a message, its token before.
-        """
-        name, *arguments = event
-        world, number, reader = self.world, arguments[0], self._writer.reader
-        if name == "garble":
-            return LostRow("writer")
-        link, token = world.links[number], world.links[number].token
-        is_hello = name in ("first hello", "hello")
-        if name == "message":
-            assert prev is not None
-            is_hello = prev == token and world.states_epochs
-            if not is_hello:
-                return PositionCommand("stream", "writer", prev, token)
-        if is_hello or name == "epoch":
-            epoch = str(link.life)
-            if reader.follows_epoch(self._links[number], epoch):
-                return None
-            return ReportedEpoch("writer", token, epoch, is_hello)
-        is_report = name in ("report", "false report")
-        prev = token
-        if name == "range":
-            prev = max(world.rows(0, token), default=0)
-            is_report = arguments[1] == "reported"
-        elif name == "lie":
-            prev, token = arguments[1:]
-        elif name == "false report":
-            prev = token = arguments[1]
-        if reader.follows(self._links[number], token):
-            return None
-        if is_report:
-            return ReportedPosition("writer", prev, token, False)
-        return PositionCommand("stream", "writer", prev, token)
+    def _put(self, number: int, item: OfWriter) -> None:
+        self._queue.put(_Arrival(self._writer, self._links[number], item))
 
-    def _arrive(self, number: int, item: OfWriter, is_idle: bool) -> None:
-        link: Any = self._links[number]
-        if is_idle:
-            self._queue.call(partial(self._writer.handle, link, item))
-        else:
-            if not self._has_given_up:
-                self._queue.overflow_count += 1
-            self._has_given_up = True
-            self._writer.give_up(link, item)
+    def _occupy(self) -> None:
+        """Fill the queue, behind rows of another writer unless this one is busy."""
+        if self._queue.is_idle:
+            other: Deferred[None] = Deferred()
+            self._other = other
+            self._queue.put(Call(lambda: other))
+        self._queue.put(self._writer.resumption)
+
+    def _release(self) -> None:
+        """End the handling of another writer's rows."""
+        other, self._other = self._other, None
+        assert other is not None
+        other.callback(None)
 
     def _up(self, number: int, *_: Any) -> None:
         link: Any = _Link(_Connection(str(number)))
@@ -454,32 +582,19 @@ class Driven:
         link: Any = self._links.pop(number)
         self._writer.link_lost(link)
 
-    def _remove(self, *arguments: Any) -> None:
-        self._search()
+    def _search(self, *arguments: Any) -> None:
+        step: WorldStep = arguments[-1]
+        if step.argument is not None:
+            self._queue.call(partial(self._writer.found_removed, step.argument))
 
-    def _search(self, *_: Any) -> None:
-        world = self.world
-        upto = world.own_last()
-        is_deleted = world.removed == 2
-        if upto <= self.position:
-            if not is_deleted:
-                return
-            upto = self.position
-        removed = RemovedWriter(upto, is_deleted)
-        self._queue.call(partial(self._writer.found_removed, removed))
-
-    def _stored(self, *_: Any) -> None:
-        token = min(self.world.own_last(), self.world.announceable())
-        self._queue.call(partial(self._writer.found_stored, token))
+    def _stored(self, step: WorldStep) -> None:
+        self._queue.call(partial(self._writer.found_stored, step.argument))
 
     def _backlog(self, *_: Any) -> None:
         self._is_from_backlog = True
 
-    def _page(self, _busy: Any, answer: Any, _epoch: Any) -> None:
-        rows, upto, last, life, _ = answer
-        epoch = str(life) if self._kind is Kind.MEMORY else None
-        updates: list[tuple[int, Any]] = [(token, None) for token in rows]
-        self._respond(StreamUpdateResult(updates, upto, False, last, epoch))
+    def _page(self, step: WorldStep) -> None:
+        self._respond(step.argument)
 
     def _no_answer(self, *_: Any) -> None:
         self._respond(RuntimeError("no answer"))
@@ -487,7 +602,10 @@ class Driven:
     def _behind(self, *_: Any) -> None:
         self._respond(DatabaseBehindError("the standby lacks the row"))
 
-    def _done(self, *_: Any) -> None:
+    def _done(self, step: WorldStep | None = None) -> None:
+        if step is not None and step.was_busy == RESUME:
+            # The queue was released.
+            return
         waiting, self._waiting = self._waiting, None
         effect, self._effect = self._effect, lambda: None
         if waiting is None:
@@ -498,21 +616,13 @@ class Driven:
     def _fail(self, *_: Any) -> None:
         waiting, self._waiting = self._waiting, None
         self._effect = lambda: None
+        self._begins_epoch = False
         if waiting is None:
             raise DisagreementError("the driver is not doing anything")
         waiting.errback(RuntimeError("the sink failed"))
 
-    def _unreadable(self, *_: Any) -> None:
-        self._has_failed_to_decode = False
-        if self.world.busy is None:
-            self._done()
-
     def _overflow(self, *_: Any) -> None:
-        self._has_given_up = False
-
-    def _drained(self, busy: Any, *_: Any) -> None:
-        if busy is None or self._has_given_up:
-            self._queue.put(self._writer.resumption)
+        self._occupy()
 
     def _pass_timer(self) -> None:
         """Let the time of the timer pass; what it calls is still in the queue."""
@@ -534,14 +644,14 @@ class Driven:
     def _moment(self, *_: Any) -> None:
         self._writer.reader.elapse(MOMENT)
 
-    def _reader_crash(self, _busy: Any, _answer: Any, epoch: str | None) -> None:
-        self._start(epoch)
+    def _reader_crash(self, step: WorldStep) -> None:
+        self._start(step.argument)
 
     #: The method that applies an event to the driver, by the event's name.
     _acts: ClassVar[Mapping[str, Callable[..., None]]] = {
         "up": _up,
         "break": _break,
-        "remove": _remove,
+        "remove": _search,
         "search": _search,
         "stored": _stored,
         "backlog": _backlog,
@@ -550,9 +660,7 @@ class Driven:
         "behind": _behind,
         "done": _done,
         "fail": _fail,
-        "unreadable": _unreadable,
         "overflow": _overflow,
-        "drained": _drained,
         "timer": _timer,
         "second": _second,
         "moment": _moment,
@@ -562,41 +670,33 @@ class Driven:
     # -- comparison -------------------------------------------------------------------
 
     def _state(self) -> tuple[Any, ...]:
-        frozen, links = self._writer.reader.freeze(with_epochs=self.world.states_epochs)
+        of_reader, of_links = state_of(self._writer.reader, self.world)
         numbers: dict[Any, int] = {link: n for n, link in self._links.items()}
         is_running = any(call.is_active for call in self._calls)
         return (
-            frozen[1:],
-            {numbers[link]: state for link, state in links.items()},
+            of_reader,
+            {numbers[link]: state for link, state in of_links.items()},
             self.position,
-            self.deliveries,
-            self._observer.reports,
+            tuple(self.deliveries),
+            tuple(self._observer.reports),
             is_running,
             self._waiting is not None,
         )
 
-    def _compare(self, event: Event) -> None:
-        world = self.world
-        frozen, links = world.reader.freeze(with_epochs=world.states_epochs)
-        # The position of a reader is read again before it matters.
-        expected = (
-            frozen[1:],
-            links,
-            world.position,
-            world.deliveries,
-            world.reports,
-            world.timer != 0,
-            world.busy is not None,
-        )
+    def _compare(self, step: WorldStep) -> None:
         for name, of_world, of_driver in zip(
-            _COMPARED, expected, self._state(), strict=True
+            _COMPARED, step.state, self._state(), strict=True
         ):
             if of_world != of_driver:
                 raise DisagreementError(
-                    f"after {event}: {name}: the world has {of_world}, the driver "
+                    f"after {step.event}: {name}: the world has {of_world}, the driver "
                     f"{of_driver}"
                 )
 
+
+#: The event that completes what a world is doing.
+DONE: Final = ("done",)
+_UNREADABLE: Final = ("unreadable",)
 
 _COMPARED = (
     "reader",
@@ -607,22 +707,47 @@ _COMPARED = (
     "is the timer running",
     "is something in progress",
 )
-#: The events after which the timer may have ended.
-_PASSING = frozenset({"time", "moment"})
-_ANNOUNCEMENTS = frozenset(
+#: The events that end a fetch.
+_ENDING_FETCHES = frozenset({"page", "behind", "no answer"})
+#: Those of them before which items are parked.
+_PARKING = frozenset({"page", "behind"})
+#: The events between a fetch and the handling of what was parked.
+_QUIET = frozenset(
     {
-        "message",
-        "garble",
-        "position",
-        "report",
-        "range",
-        "epoch",
-        "first hello",
-        "hello",
-        "lie",
-        "false report",
+        "allocate",
+        "answer",
+        "backlog",
+        "behind",
+        "commit",
+        "done",
+        "fail",
+        "lose",
+        "page",
+        "roll back",
+        "send",
+        "unreadable",
+        "write",
+        "writer crash",
     }
 )
+#: The events that the driver handles in its queue, after what is there.
+_QUEUED = frozenset({"remove", "search", "stored"})
+#: The events after which the driver's queue is empty.
+_RELEASING = frozenset(
+    {
+        "done",
+        "drained",
+        "timer",
+        "up",
+    }
+)
+
+
+def _is_releasing(step: WorldStep) -> bool:
+    """Return whether the driver's queue is empty after a step."""
+    if step.busy == RESUME:
+        return False
+    return step.event[0] in _RELEASING or bool(step.was_busy == RESUME)
 
 
 @attrs.frozen
@@ -636,7 +761,7 @@ class _Stream:
         return self.driven.position
 
     def is_plausible(self, instance_name: str, token: int) -> bool:
-        return self.driven.world.is_plausible_at(self.driven.position, token)
+        return self.driven.is_plausible(token)
 
     def get_updates_since(
         self, instance_name: str, from_token: int, upto_token: int
@@ -654,59 +779,3 @@ class _Backlog:
         self, stream_name: str, instance_name: str, from_token: int, upto_token: int
     ) -> Awaitable[Any]:
         return self.driven.ask_backlog()
-
-
-@attrs.frozen
-class Comparison:
-    """The result of a comparison.
-
-    :ivar sequences: the number of sequences that were run.
-    :ivar depth: the length of the longest one.
-    :ivar reason: how the driver and the world differ; ``None`` if they agree.
-    :ivar events: the sequence that leads to the difference.
-    """
-
-    sequences: int
-    depth: int
-    reason: str | None = None
-    events: Sequence[Event] = ()
-
-
-def compare(kind: Kind, bounds: Bounds, states: int) -> Comparison:
-    """Run each event of each of the first ``states`` states of a world through both.
-
-    States are found breadth first; a state is reached by the sequence that found it.
-    """
-    found: dict[Any, tuple[Event, ...]] = {_key(World.begin(kind, bounds)): ()}
-    waiting = deque(found.values())
-    sequences = depth = 0
-    while waiting:
-        path = waiting.popleft()
-        world = _replay(kind, bounds, path)
-        for event in list(world.events()):
-            events = (*path, event)
-            try:
-                driven = Driven(kind, bounds)
-                if not driven.run(events):
-                    continue
-            except Exception as error:  # noqa: BLE001 -- any of them is a finding
-                reason = f"{type(error).__name__}: {error}"
-                return Comparison(sequences, len(events), reason, events)
-            sequences, depth = sequences + 1, len(events)
-            key = _key(driven.world)
-            if key not in found and len(found) < states:
-                found[key] = events
-                waiting.append(events)
-    return Comparison(sequences, depth)
-
-
-def _key(world: World) -> Any:
-    frozen, left, _ = world.freeze()
-    return frozen, left
-
-
-def _replay(kind: Kind, bounds: Bounds, events: Iterable[Event]) -> World:
-    world = World.begin(kind, bounds)
-    for event in events:
-        world.apply(event)
-    return world

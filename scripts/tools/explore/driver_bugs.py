@@ -1,6 +1,6 @@
-"""Deliberate bugs of the driver, one or more for each action of a reader.
+"""Deliberate bugs of the driver: of each action of a reader, and of its queue.
 
-The comparison with the worlds (:mod:`scripts.tools.explore.driven`) must find each.
+The comparison with the worlds (:mod:`scripts.tools.explore.comparison`) must find each.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from typing import Any
 
 import attrs
 
-from scripts.tools.explore.driven import Comparison, compare
+from scripts.tools.explore.comparison import Comparison, compare, compare_delayed
 from scripts.tools.explore.world import Bounds, Kind
 from synapse_replication.errors import DatabaseBehindError
+from synapse_replication.handlers.receiving.queue import DrainedQueue
 from synapse_replication.handlers.receiving.writer_receiver import WriterReceiver
 from synapse_replication.streams.reader_decisions import Fetch, Rewind
 from synapse_replication.wire.commands import PositionCommand
@@ -24,12 +25,16 @@ class DriverBug:
 
     :ivar name: the method that has it.
     :ivar make: returns the method with the bug, from the original one.
+    :ivar delays: whether only items that are delayed can show it.
+    :ivar owner: the class that has it.
     """
 
     name: str
     make: Callable[[Any], Callable[..., Any]]
     kind: Kind
     bounds: Bounds
+    delays: bool = attrs.field(default=False, kw_only=True)
+    owner: type = attrs.field(default=WriterReceiver, kw_only=True)
 
 
 def _nothing(original: Any) -> Callable[..., None]:
@@ -115,8 +120,58 @@ def _ignores_positions(original: Any) -> Callable[..., None]:
     return announce
 
 
+def _parks_without_bound(original: Any) -> Callable[..., None]:
+    def park(self: WriterReceiver, link: Any, item: Any) -> None:
+        self._parked.append((link, item))
+
+    return park
+
+
+def _handles_in_reverse(original: Any) -> Callable[..., Any]:
+    async def resume(self: WriterReceiver) -> None:
+        self._parked.reverse()
+        await original(self)
+
+    return resume
+
+
+def _handles_one(original: Any) -> Callable[..., Any]:
+    async def resume(self: WriterReceiver) -> None:
+        parked = self._parked
+        while len(parked) > 1:
+            parked.pop()
+        await original(self)
+
+    return resume
+
+
+def _delivers_the_rest(original: Any) -> Callable[..., Any]:
+    def handle_rest(self: WriterReceiver, link: Any, rest: Any, _: int) -> Any:
+        return self._handle_rows(link, rest)
+
+    return handle_rest
+
+
+def _handles_one_slice(original: Any) -> Callable[..., Any]:
+    async def handle_slices(self: WriterReceiver, link: Any, group: Any) -> None:
+        waiting = self._handle_slice(link, group.tokens[:1], group.rows[:1])
+        if waiting is not None:
+            await waiting
+
+    return handle_slices
+
+
+def _empties_the_queue(original: Any) -> Callable[..., None]:
+    def give_up(self: DrainedQueue) -> None:
+        self._items.clear()
+        original(self)
+
+    return give_up
+
+
 _ONE_FAILURE = Bounds(ids=2, failures=1)
 _RESTART = Bounds(ids=1, writer_crashes=1)
+_OVERFLOW = Bounds(ids=4, overflows=1)
 _TWO_LINKS = Bounds(ids=1, links=2, writer_crashes=1, breaks=1)
 
 BUGS: Mapping[str, DriverBug] = {
@@ -170,14 +225,43 @@ BUGS: Mapping[str, DriverBug] = {
     "positions are ignored": DriverBug(
         "_announce", _ignores_positions, Kind.DATABASE, Bounds(ids=1)
     ),
+    "what is parked is forgotten": DriverBug(
+        "_park", _nothing, Kind.DATABASE, _OVERFLOW, delays=True
+    ),
+    "there is no bound of what is parked": DriverBug(
+        "_park", _parks_without_bound, Kind.DATABASE, _OVERFLOW, delays=True
+    ),
+    "what is parked is never given up": DriverBug(
+        "_give_up_parked", _nothing, Kind.DATABASE, _OVERFLOW, delays=True
+    ),
+    "what is parked is handled in reverse": DriverBug(
+        "resume", _handles_in_reverse, Kind.DATABASE, _OVERFLOW, delays=True
+    ),
+    "only one of what is parked is handled": DriverBug(
+        "resume", _handles_one, Kind.DATABASE, _OVERFLOW, delays=True
+    ),
+    "only one slice is handled": DriverBug(
+        "_handle_slices", _handles_one_slice, Kind.DATABASE, _OVERFLOW, delays=True
+    ),
+    "the rest of rows that were given up is delivered": DriverBug(
+        "handle_rest", _delivers_the_rest, Kind.DATABASE, _OVERFLOW, delays=True
+    ),
+    "the queue forgets what it gives up": DriverBug(
+        "_give_up",
+        _empties_the_queue,
+        Kind.DATABASE,
+        Bounds(ids=1, overflows=1),
+        owner=DrainedQueue,
+    ),
 }
 
 
 def find(bug: DriverBug, states: int = 600) -> Comparison:
     """Compare the driver that has a bug with the world of the bug."""
-    original = getattr(WriterReceiver, bug.name)
-    setattr(WriterReceiver, bug.name, bug.make(original))
+    original = getattr(bug.owner, bug.name)
+    setattr(bug.owner, bug.name, bug.make(original))
     try:
-        return compare(bug.kind, bug.bounds, states)
+        run = compare_delayed if bug.delays else compare
+        return run(bug.kind, bug.bounds, states)
     finally:
-        setattr(WriterReceiver, bug.name, original)
+        setattr(bug.owner, bug.name, original)

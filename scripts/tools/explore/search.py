@@ -369,18 +369,24 @@ def agrees_unreduced(kind: Kind, bounds: Bounds, seconds: float) -> bool:
     return complete and reduced.digests == full.digests
 
 
-def rest(world: World, limit: int = 100) -> str | None:
+def rest(world: World) -> str | None:
     """Let a world come to rest, without a fault; return what is missing there."""
+    for event in way_to_rest(world):
+        world.note(f"[{event}]")
+    return world.missing()
+
+
+def way_to_rest(world: World, limit: int = 100) -> Iterator[Event]:
+    """Let a world come to rest, without a fault, and iterate over the events."""
     for _ in range(limit):
         before = _key(world)
         for event in world.towards_rest():
             world.apply(event)
             if _key(world) != before:
-                world.note(f"[{event}]")
+                yield event
                 break
         else:
-            break
-    return world.missing()
+            return
 
 
 def _key(world: World) -> bytes:

@@ -972,8 +972,10 @@ class World:
         assert busy is not None
         self.busy = None
         kind = busy[0]
-        if kind in ("resume", "proceed"):
+        if kind == "proceed":
             self._proceed()
+        elif kind == "resume":
+            self._resume()
         elif kind == "row":
             _, token, unknown, life = busy
             self._deliver(token, life)
@@ -1002,6 +1004,10 @@ class World:
             reader.advanced(busy[1], 0.0)
             self.note(f"reader.advanced({busy[1]})")
             self.busy = ("proceed",)
+
+    def _resume(self) -> None:
+        """Continue after a page, a pause or an overflow."""
+        self._proceed()
 
     def _deliver_of_page(self, index: int, tokens: tuple[int, ...]) -> None:
         reader = self.reader

@@ -110,3 +110,14 @@ DRIVEN: Mapping[str, tuple[Kind, Bounds]] = {
     "standby, lie": DEEP["standby, lie"],
     "claims, one id": DEEP["claims, one id"],
 }
+
+#: The worlds with which the driver is compared while items are delayed in its queue.
+DELAYED: Mapping[str, tuple[Kind, Bounds]] = {
+    "database": (Kind.DATABASE, _bounds(3, 1, 1)),
+    "database, two links": (Kind.DATABASE, Bounds(ids=3, links=2, overflows=1)),
+    "standby, lie": (Kind.STANDBY, Bounds(ids=3, overflows=1, lies=1)),
+    "caches": (Kind.CACHES, _bounds(3, 1, 1)),
+    "memory": (Kind.MEMORY, _bounds(3, 1, 1)),
+    "host memory": (Kind.HOST_MEMORY, _bounds(3, 1, 1)),
+    "stock memory": (Kind.STOCK_MEMORY, _bounds(3, 1, 1)),
+}

@@ -6,9 +6,10 @@ from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from scripts.tools.explore.driven import Driven, compare
+from scripts.tools.explore.comparison import compare, compare_delayed
+from scripts.tools.explore.driven import Driven
 from scripts.tools.explore.driver_bugs import BUGS, find
-from scripts.tools.explore.worlds import DRIVEN
+from scripts.tools.explore.worlds import DELAYED, DRIVEN
 from synapse_replication.streams.reader_decisions import Action
 
 
@@ -19,6 +20,13 @@ class DriverTests(SynchronousTestCase):
         """The driver and each world agree, in sequences from the first states."""
         for name, (kind, bounds) in DRIVEN.items():
             found = compare(kind, bounds, 40)
+            self.assertIsNone(found.reason, (name, found))
+            self.assertGreater(found.sequences, 40, name)
+
+    def test_agrees_with_delays(self) -> None:
+        """So they do if items wait in the queue of the driver, or are parked there."""
+        for name, (kind, bounds) in DELAYED.items():
+            found = compare_delayed(kind, bounds, 20)
             self.assertIsNone(found.reason, (name, found))
             self.assertGreater(found.sequences, 40, name)
 
