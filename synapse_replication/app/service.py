@@ -49,7 +49,7 @@ from synapse_replication.errors import (
     StreamConfigurationError,
 )
 from synapse_replication.handlers import interfaces
-from synapse_replication.handlers.admission import DeclaredWriters
+from synapse_replication.handlers.accepted_writers import DeclaredWriters
 from synapse_replication.handlers.command_handler import ReplicationCommandHandler
 from synapse_replication.handlers.host_parts import ReactorClock
 from synapse_replication.handlers.sending.streamer import (

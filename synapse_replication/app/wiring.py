@@ -43,7 +43,7 @@ from synapse_replication.text import process_label
 from synapse_replication.transport.reactor import IReactor
 
 if TYPE_CHECKING:
-    from synapse_replication.handlers.admission import DeclaredWriters
+    from synapse_replication.handlers.accepted_writers import DeclaredWriters
     from synapse_replication.handlers.interfaces import Clock
     from synapse_replication.storage.database import TransactionRunner
     from synapse_replication.storage.stuck_id_watch import StreamIds

@@ -24,7 +24,10 @@ from synapse_replication.errors import (
     StreamConfigurationError,
     UnknownCommandError,
 )
-from synapse_replication.handlers.admission import DeclaredWriters, WriterAdmission
+from synapse_replication.handlers.accepted_writers import (
+    AcceptedWriters,
+    DeclaredWriters,
+)
 from synapse_replication.handlers.events import (
     Discarded,
     DiscardReason,
@@ -116,7 +119,7 @@ class ReplicationCommandHandler(HostCalls):
         )
         self._dispatcher = HostCommandDispatcher(host, observer, self.sender)
         self._is_started = False
-        self._admission = WriterAdmission(options.writers)
+        self._accepted = AcceptedWriters(options.writers)
         self._channels: list[str] = []
         if host.stores_user_ips:
             self.subscribe_to_channel(commands.UserIpCommand.NAME)
@@ -320,7 +323,7 @@ class ReplicationCommandHandler(HostCalls):
             reason = DiscardReason.OWN_ECHO
         elif receiver is None:
             reason = DiscardReason.UNKNOWN_STREAM
-        elif not self._admits(stream_name, instance_name):
+        elif not self._accepts(stream_name, instance_name):
             reason = DiscardReason.UNDECLARED_WRITER
         else:
             return receiver
@@ -353,7 +356,7 @@ class ReplicationCommandHandler(HostCalls):
     def _handle_interleaved(self, link: Link, group: InterleavedGroup) -> None:
         receiver = self.receivers.get(group.stream_name)
         if receiver is None or not all(
-            self._admits(group.stream_name, name) for name in set(group.instance_names)
+            self._accepts(group.stream_name, name) for name in set(group.instance_names)
         ):
             for of_writer in group.groups():
                 self._handle_rows(link, of_writer)
@@ -371,19 +374,19 @@ class ReplicationCommandHandler(HostCalls):
             group = others
         receiver.enqueue_interleaved(link, group)
 
-    def _admits(self, stream_name: str, instance_name: str) -> bool:
-        """Return whether an instance is admitted as a writer of a stream.
+    def _accepts(self, stream_name: str, instance_name: str) -> bool:
+        """Return whether an instance is accepted as a writer of a stream.
 
         If another writer is evicted to make room for it, forget that writer's state.
         """
-        is_admitted, evicted = self._admission.admit(
+        is_accepted, evicted = self._accepted.accept(
             stream_name, instance_name, self.host.clock.seconds()
         )
         if evicted is not None:
             stream_name, instance_name = evicted
             if stream_name in self.receivers:
                 self.receivers[stream_name].forget_writer(instance_name)
-        return is_admitted
+        return is_accepted
 
     def _handle_refused_line(self, link: Link, refused: RefusedLine) -> None:
         if refused.stream_name is not None and refused.instance_name is not None:
@@ -391,7 +394,7 @@ class ReplicationCommandHandler(HostCalls):
             if (
                 receiver is not None
                 and refused.instance_name != self._instance_name
-                and self._admits(refused.stream_name, refused.instance_name)
+                and self._accepts(refused.stream_name, refused.instance_name)
             ):
                 receiver.enqueue_lost_row(link, refused.instance_name)
         # An unknown command may be that of a newer peer, so it is only ignored.
@@ -458,7 +461,7 @@ class ReplicationCommandHandler(HostCalls):
             return
         for stream_name, token in tokens.items():
             receiver = self.receivers.get(stream_name)
-            if receiver is not None and self._admits(stream_name, instance_name):
+            if receiver is not None and self._accepts(stream_name, instance_name):
                 receiver.enqueue_report(
                     link,
                     instance_name,
@@ -474,5 +477,5 @@ class ReplicationCommandHandler(HostCalls):
 
         Without a link, do nothing: no announcement could have arrived.
         """
-        if self.sender.links and self._admits(stream_name, instance_name):
+        if self.sender.links and self._accepts(stream_name, instance_name):
             self.receivers[stream_name].enqueue_stored_position(instance_name, token)

@@ -12,7 +12,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.app.status_page import judge
 from synapse_replication.errors import RowsLostError
-from synapse_replication.handlers.admission import DeclaredWriters
+from synapse_replication.handlers.accepted_writers import DeclaredWriters
 from synapse_replication.handlers.command_handler import (
     HandlerOptions,
     ReplicationCommandHandler,

@@ -1,12 +1,12 @@
-"""Admission of writers: bounds the state that invented instance names can create.
+"""The writers that are accepted: a bound of the state that invented names can create.
 
-Theory of operation: all instances that the configuration declares are always admitted,
+Theory of operation: all instances that the configuration declares are always accepted,
 because one of them may have become a writer since this process read its configuration.
 If the writers of a stream are declared, no state is created for other instances: their
 rows and positions are discarded, counted and logged. For all streams without declared
-writers together, up to :data:`MAX_UNDECLARED` (stream, instance) pairs are admitted at
+writers together, up to :data:`MAX_UNDECLARED` (stream, instance) pairs are accepted at
 a time. To make room, the pair that was seen least recently is evicted, if it has been
-silent for :data:`PAIR_EXPIRES_AFTER`; otherwise the new pair is not admitted.
+silent for :data:`PAIR_EXPIRES_AFTER`; otherwise the new pair is not accepted.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
-#: The largest number of undeclared (stream, writer) pairs that are admitted at a time.
+#: The largest number of undeclared (stream, writer) pairs that are accepted at a time.
 MAX_UNDECLARED: Final = 1000
 #: The time for which a pair must have been silent before it may be evicted, in s.
 PAIR_EXPIRES_AFTER: Final = 600.0
@@ -38,8 +38,8 @@ class DeclaredWriters:
         self.instances = frozenset(instances).union(*writers.values())
 
 
-class WriterAdmission:
-    """The (stream, writer) pairs that are admitted.
+class AcceptedWriters:
+    """The (stream, writer) pairs that are accepted.
 
     :param declared: the declared writers and instances; ``None`` if none are declared,
         so that every pair counts as undeclared.
@@ -52,13 +52,13 @@ class WriterAdmission:
         #: When each undeclared pair was last seen, in s; oldest first.
         self._last_seen: OrderedDict[tuple[str, str], float] = OrderedDict()
 
-    def admit(
+    def accept(
         self, stream_name: str, instance_name: str, now: float
     ) -> tuple[bool, tuple[str, str] | None]:
-        """Admit a pair if possible; evict another pair to make room if necessary.
+        """Accept a pair if possible; evict another pair to make room if necessary.
 
         :param now: the time of the host's clock, in s.
-        :return: whether the pair is admitted, and the evicted pair, if any.
+        :return: whether the pair is accepted, and the evicted pair, if any.
         """
         if instance_name in self._instances:
             return True, None

@@ -1,14 +1,14 @@
-"""Tests for :mod:`synapse_replication.handlers.admission`."""
+"""Tests for :mod:`synapse_replication.handlers.accepted_writers`."""
 
 from __future__ import annotations
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.handlers.admission import (
+from synapse_replication.handlers.accepted_writers import (
     MAX_UNDECLARED,
     PAIR_EXPIRES_AFTER,
+    AcceptedWriters,
     DeclaredWriters,
-    WriterAdmission,
 )
 from synapse_replication.handlers.command_handler import (
     HandlerOptions,
@@ -23,35 +23,35 @@ from tests.support.recording_observer import RecordingHost
 DECLARED = DeclaredWriters({"events": ["w1"], "caches": []}, ["w2"])
 
 
-class WriterAdmissionTests(SynchronousTestCase):
-    """Tests for :class:`WriterAdmission`."""
+class AcceptedWritersTests(SynchronousTestCase):
+    """Tests for :class:`AcceptedWriters`."""
 
     def setUp(self) -> None:
-        self.admission = WriterAdmission(DECLARED)
+        self.accepted = AcceptedWriters(DECLARED)
 
-    def admits(self, stream: str, writer: str, now: float = 0) -> bool:
-        return self.admission.admit(stream, writer, now)[0]
+    def accepts(self, stream: str, writer: str, now: float = 0) -> bool:
+        return self.accepted.accept(stream, writer, now)[0]
 
     def test_instances_of_the_deployment(self) -> None:
         """Every instance of the deployment may write every stream."""
         for stream in ("events", "caches"):
             for writer in ("w1", "w2"):
-                self.assertTrue(self.admits(stream, writer))
+                self.assertTrue(self.accepts(stream, writer))
 
     def test_undeclared_writers(self) -> None:
         """An undeclared writer may write only streams without declared writers."""
-        self.assertFalse(self.admits("events", "zz"))
-        self.assertTrue(self.admits("caches", "zz"))
+        self.assertFalse(self.accepts("events", "zz"))
+        self.assertTrue(self.accepts("caches", "zz"))
 
     def test_undeclared_writers_are_bounded(self) -> None:
         """Beyond the limit, an undeclared writer can only replace an expired one."""
         for number in range(MAX_UNDECLARED):
-            self.assertTrue(self.admits("caches", f"s{number}"))
-        self.assertFalse(self.admits("caches", "one more", PAIR_EXPIRES_AFTER - 1))
-        self.assertTrue(self.admits("caches", "w1", PAIR_EXPIRES_AFTER - 1))
-        self.assertTrue(self.admits("caches", "s0", PAIR_EXPIRES_AFTER - 1))
+            self.assertTrue(self.accepts("caches", f"s{number}"))
+        self.assertFalse(self.accepts("caches", "one more", PAIR_EXPIRES_AFTER - 1))
+        self.assertTrue(self.accepts("caches", "w1", PAIR_EXPIRES_AFTER - 1))
+        self.assertTrue(self.accepts("caches", "s0", PAIR_EXPIRES_AFTER - 1))
         self.assertEqual(
-            self.admission.admit("caches", "one more", PAIR_EXPIRES_AFTER),
+            self.accepted.accept("caches", "one more", PAIR_EXPIRES_AFTER),
             (True, ("caches", "s1")),
         )
 
