@@ -53,11 +53,6 @@ from synapse_replication.wire.close_reason import CloseReason
 HANDSHAKE_TIMEOUT = 10.0
 #: The default time limit of a reply, in s.
 REPLY_TIMEOUT = 30.0
-#: The delay before the first reconnection attempt, and the longest delay, in s.
-INITIAL_DELAY = 0.1
-MAX_RECONNECT_DELAY = 5.0
-#: The factor between the delays of successive attempts.
-GROWTH = 2.7
 
 
 class RedisConnectionMixin:
@@ -223,9 +218,9 @@ class SynapseRedisFactory(BackoffClientFactory, txredisapi.RedisFactory):  # typ
         so that processes that were disconnected together do not reconnect together.
     """
 
-    initialDelay = INITIAL_DELAY  # noqa: N815
-    maxDelay = MAX_RECONNECT_DELAY  # noqa: N815
-    factor = GROWTH
+    initialDelay = 0.1  # noqa: N815
+    maxDelay = 5.0  # noqa: N815
+    factor = 2.7
     protocol = RedisProtocol
     replyTimeout: float  # noqa: N815 -- set by the base class
 

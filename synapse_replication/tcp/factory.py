@@ -38,14 +38,8 @@ from synapse_replication.transport.reconnecting import BackoffClientFactory
 from synapse_replication.wire.close_reason import CloseReason
 from synapse_replication.wire.pending_lines import PendingLimit
 
-#: The delay before the first reconnection attempt, and the longest delay, in s. Jitter
-#: shortens each of them.
-INITIAL_DELAY: Final = 0.5
-MAX_RECONNECT_DELAY: Final = 5.0
 #: Default limit of the simultaneous connections of a factory, from all its listeners.
 MAX_CONNECTIONS: Final = 500
-#: The factor between the delays of successive attempts.
-GROWTH: Final = 1.7
 #: Close reasons after which the delay is not reset, because the next link will probably
 #: be closed for the same reason.
 _PROTOCOL_FAILURES: Final = (CloseReason.PEER_ERROR, CloseReason.PROTOCOL_ERROR)
@@ -208,9 +202,10 @@ class DirectTcpReplicationClientFactory(BackoffClientFactory):
     :param extension: handles the extension; ``None`` to disable it.
     """
 
-    initialDelay = INITIAL_DELAY  # noqa: N815
-    maxDelay = MAX_RECONNECT_DELAY  # noqa: N815
-    factor = GROWTH
+    # Jitter shortens each of these delays.
+    initialDelay = 0.5  # noqa: N815
+    maxDelay = 5.0  # noqa: N815
+    factor = 1.7
     protocol = ClientReplicationStreamProtocol
 
     client_name: str

@@ -16,8 +16,8 @@ class BackoffClientFactory(ReconnectingClientFactory):
     """A ``ReconnectingClientFactory`` whose delays have a maximum that jitter respects.
 
     Twisted's own jitter is unbounded, and reads a random number of its own. The
-    delays come from :class:`.Backoff`, with ``initialDelay``, ``maxDelay`` and
-    ``factor`` of the factory; ``retries``, ``resetDelay`` and ``stopTrying`` are
+    delays come from :class:`.Backoff`, with ``initialDelay`` and ``maxDelay``, in s,
+    and ``factor`` of the factory; ``retries``, ``resetDelay`` and ``stopTrying`` are
     Twisted's.
 
     :ivar backoff_jitter: the jitter of :class:`.Backoff`.

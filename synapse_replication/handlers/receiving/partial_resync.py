@@ -24,7 +24,7 @@ from synapse_replication.streams.stream import StreamUpdateResult
 
 #: The time for which a writer's backlog is not requested after the writer did not
 #: answer, or answered with an unexpected error, in s.
-SKIP_FOR = 30.0
+BACKLOG_PAUSE = 30.0
 #: Statuses with which a working writer refuses a request: another epoch (409), or the
 #: rows are not in its backlog (410).
 _ORDERLY_REFUSALS = frozenset({409, 410})
@@ -83,4 +83,4 @@ class PartialResync:
         now = self._clock.seconds()
         entries = self._skipped_until.items()
         self._skipped_until = {name: until for name, until in entries if until > now}
-        self._skipped_until[instance_name] = now + SKIP_FOR
+        self._skipped_until[instance_name] = now + BACKLOG_PAUSE

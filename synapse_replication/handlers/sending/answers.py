@@ -14,7 +14,7 @@ from synapse_replication.handlers.sending.command_sender import CommandSender
 #: The shortest interval between two answers on a connection to Redis, in s.
 POSITIONS_INTERVAL = 0.5
 #: How long after a hello its REPLICATE may arrive, in s.
-SKIP_FOR = 1.0
+REPLICATE_WITHIN = 1.0
 
 
 class PositionAnswers:
@@ -43,7 +43,7 @@ class PositionAnswers:
         """Leave the next request on a connection unanswered."""
         if connection not in self._skip_ends:
             self._skip_ends[connection] = self._clock.call_later(
-                SKIP_FOR, self._end_skip, connection
+                REPLICATE_WITHIN, self._end_skip, connection
             )
         self._to_skip[connection] = self._to_skip.get(connection, 0) + 1
 

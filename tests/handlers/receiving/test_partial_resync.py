@@ -8,7 +8,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from synapse_replication.errors import HttpCatchUpError
 from synapse_replication.handlers.epochs import PeerEpochs
 from synapse_replication.handlers.receiving.partial_resync import (
-    SKIP_FOR,
+    BACKLOG_PAUSE,
     PartialResync,
 )
 from synapse_replication.streams.stream import StreamUpdateResult
@@ -90,7 +90,7 @@ class PartialResyncTests(SynchronousTestCase):
             self.assertIsNone(self.fetch())
             self.assertIsNone(self.fetch())
             self.assertEqual(len(self.backlog_requests), 1)
-            self.host.reactor.advance(SKIP_FOR)
+            self.host.reactor.advance(BACKLOG_PAUSE)
         self.answer = _PAGE
         self.assertEqual(self.fetch(), _PAGE)
         self.assertEqual(len(self.host.observer.backlog_answers), 7)
