@@ -18,7 +18,7 @@ from synapse_replication.app import stream_setup
 from synapse_replication.dropin.host_streams import HostStream
 from synapse_replication.handlers.interfaces import Link
 from synapse_replication.handlers.receiving.items import Announcement
-from synapse_replication.handlers.receiving.received_stream import ReceivedStream
+from synapse_replication.handlers.receiving.stream_parts import StreamParts
 from synapse_replication.handlers.receiving.writer_receiver import WriterReceiver
 from synapse_replication.redis.subscriber import RedisSubscriber
 from synapse_replication.storage import id_generators
@@ -63,9 +63,7 @@ def _delivers_during_catch_up() -> AbstractContextManager[object]:
     return patch.object(Reader, "is_live_on", is_live_on)
 
 
-_RECEIVERS: WeakKeyDictionary[ReceivedStream, list[WriterReceiver]] = (
-    WeakKeyDictionary()
-)
+_RECEIVERS: WeakKeyDictionary[StreamParts, list[WriterReceiver]] = WeakKeyDictionary()
 
 
 @contextmanager
@@ -74,7 +72,7 @@ def _with_siblings(name: str, method: Callable[..., Any]) -> Iterator[None]:
     original = WriterReceiver.__init__
 
     def init(
-        self: WriterReceiver, instance_name: str, stream: ReceivedStream, *args: Any
+        self: WriterReceiver, instance_name: str, stream: StreamParts, *args: Any
     ) -> None:
         original(self, instance_name, stream, *args)
         _RECEIVERS.setdefault(stream, []).append(self)

@@ -65,9 +65,9 @@ from synapse_replication.handlers.receiving.items import (
     size_of,
 )
 from synapse_replication.handlers.receiving.queue import Call, DrainedQueue, QueueItem
-from synapse_replication.handlers.receiving.received_stream import (
+from synapse_replication.handlers.receiving.stream_parts import (
     PageSource,
-    ReceivedStream,
+    StreamParts,
 )
 from synapse_replication.handlers.receiving.writer_receiver import WriterReceiver
 from synapse_replication.handlers.timer import Backoff
@@ -213,7 +213,7 @@ class Driven:
         )
         self._queue = DrainedQueue(context)
         context.options = _ROOMY
-        shared = ReceivedStream(
+        shared = StreamParts(
             context,
             self._policy,
             self._queue,

@@ -1,4 +1,4 @@
-"""The options, collaborators and breaks that the parts of a received stream share."""
+"""What the parts that receive a stream need from outside: host, options, breaks."""
 
 from __future__ import annotations
 
@@ -111,7 +111,9 @@ class ReceiverOptions:
 
 
 class StreamContext:
-    """A received stream, and the collaborators that its parts need.
+    """A stream, and what the parts that receive it need from outside.
+
+    It exists before these parts, which :class:`.StreamParts` holds.
 
     :ivar sink: the host's row sink.
     :ivar yielder: shared by all streams of the process.

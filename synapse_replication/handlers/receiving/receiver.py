@@ -45,11 +45,11 @@ from synapse_replication.handlers.receiving.queue import (
     DrainedQueue,
     QueueItem,
 )
-from synapse_replication.handlers.receiving.received_stream import (
-    PageSource,
-    ReceivedStream,
-)
 from synapse_replication.handlers.receiving.removed_writers import RemovedWriterSearch
+from synapse_replication.handlers.receiving.stream_parts import (
+    PageSource,
+    StreamParts,
+)
 from synapse_replication.handlers.receiving.writer_receiver import SLICE, WriterReceiver
 from synapse_replication.streams.reader import Reader, ReaderPolicy
 from synapse_replication.streams.stream import RemovedWriter
@@ -115,7 +115,7 @@ class StreamReceiver:
         self._queue = DrainedQueue(context)
         self._decoder = RowDecoder(context)
         self._search = RemovedWriterSearch(context, self._enqueue_removed)
-        self._stream = ReceivedStream(
+        self._stream = StreamParts(
             context,
             ReaderPolicy(
                 resettable=description.resettable,

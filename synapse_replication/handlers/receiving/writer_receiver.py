@@ -64,7 +64,7 @@ from synapse_replication.handlers.receiving.items import (
 )
 from synapse_replication.handlers.receiving.late_rows import LATE_RETRY, LateRowDelivery
 from synapse_replication.handlers.receiving.queue import Call
-from synapse_replication.handlers.receiving.received_stream import ReceivedStream
+from synapse_replication.handlers.receiving.stream_parts import StreamParts
 from synapse_replication.handlers.timer import Timer
 from synapse_replication.handlers.waiters import Waiters
 from synapse_replication.streams.pages import Page
@@ -109,7 +109,7 @@ class WriterReceiver:
     def __init__(
         self,
         name: str,
-        stream: ReceivedStream,
+        stream: StreamParts,
         epoch: str | None,
         links: Iterable[Link],
     ) -> None:

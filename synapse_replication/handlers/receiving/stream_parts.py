@@ -1,4 +1,4 @@
-"""The parts of one stream that the receivers of its writers share."""
+"""The parts that receive one stream, which the receivers of its writers share."""
 
 from __future__ import annotations
 
@@ -55,8 +55,10 @@ class PageSource:
 
 
 @attrs.frozen(eq=False)
-class ReceivedStream:
-    """The parts of one stream that the receivers of its writers share.
+class StreamParts:
+    """The parts that receive one stream, which the receivers of its writers share.
+
+    Most of them are created with the stream's :class:`.StreamContext`.
 
     :ivar search: requested when a writer became connected on a link.
     :ivar ask: requests the positions of the writers on a link.
