@@ -133,6 +133,11 @@ def option(
         switch_meaning,
         check,
     )
+    return metadata_of(declared)
+
+
+def metadata_of(declared: Option) -> dict[str, Option]:
+    """Return the metadata of an attribute that is the same option as another one."""
     return {_METADATA: declared}
 
 

@@ -7,9 +7,10 @@ with every problem that it found: file, key and hint. See docs/operators-guide.r
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import attrs
 from typing_extensions import override
@@ -21,21 +22,20 @@ from synapse_replication.config.replication_options import (
     OptionProblem,
     ReplicationOptions,
 )
-from synapse_replication.config.structuring import INVALID, StrictSection, read_value
+from synapse_replication.config.structuring import StrictSection, read_value
 from synapse_replication.config.yaml_files import (
     OWN_SECTION,
     KeyPath,
     MergedFiles,
-    hint_for,
     read_secret,
 )
 from synapse_replication.errors import ConfigError, ConfigProblem
 from synapse_replication.options import (
-    TYPE_HINTS,
     Leaf,
     build,
     declared_option,
     leaves,
+    metadata_of,
     option,
 )
 from synapse_replication.redis.options import RedisOptions
@@ -132,50 +132,58 @@ def read_own_section(merged: MergedFiles) -> dict[str, Any]:
 
     :return: the options with a valid value, by the attribute of :class:`ProcessConfig`.
     """
-    known = list(own_leaves())
-    values: dict[tuple[str, ...], Any] = {}
-    for leaf in known:
-        group: Any = merged.values
-        for step in leaf.key[:-1]:
-            group = group.get(step) if isinstance(group, Mapping) else None
-        if not isinstance(group, Mapping) or leaf.attributes == ("streams",):
-            continue
-        name = leaf.key[-1]
-        if leaf.default is attrs.NOTHING and group.get(name) is None:
-            is_there = name in group
-            merged.report(
-                leaf.key,
-                "is empty" if is_there else "is missing",
-                leaf.option.hint or ("write a value" if is_there else "add it"),
-            )
-        elif name in group:
-            read = read_value(leaf.type, group[name], leaf.key, merged, leaf.option)
-            if read is not INVALID:
-                values[leaf.key] = read
-    _report_unknown_keys((OWN_SECTION,), known, merged.values.get(OWN_SECTION), merged)
+    path = (OWN_SECTION,)
+    section = read_value(_own_section(), merged.values.get(OWN_SECTION), path, merged)
+    values = {}
+    for leaf in own_leaves():
+        value = section
+        for step in leaf.key[1:]:
+            value = getattr(value, step, _NOT_SET)
+        if value is not _NOT_SET and leaf.attributes != ("streams",):
+            values[leaf.key] = value
     return build(ProcessConfig, values)
 
 
-def _report_unknown_keys(
-    path: tuple[str, ...], leaves: Sequence[Leaf], section: Any, merged: MergedFiles
-) -> None:
-    """Report the keys of a section, and of those in it, that are no option's."""
-    if section is None:
-        return
-    if not isinstance(section, Mapping):
-        merged.report(path, "is not a mapping", TYPE_HINTS[dict])
-        return
-    inner = [leaf for leaf in leaves if leaf.key[: len(path)] == path]
-    known = sorted({leaf.key[len(path)] for leaf in inner})
-    whole = {leaf.key[len(path)] for leaf in inner if len(leaf.key) == len(path) + 1}
-    for key, value in section.items():
-        if key in whole:
+#: The value of an option that the files do not set.
+_NOT_SET: Final[Any] = object()
+
+
+@functools.cache
+def _own_section() -> type[StrictSection]:
+    return _section_class((OWN_SECTION,), list(own_leaves()))
+
+
+def _section_class(path: KeyPath, leaves: Sequence[Leaf]) -> type[StrictSection]:
+    """Return the class of a section, whose attributes are its keys.
+
+    :param leaves: the options in the section, and in those in it.
+    """
+    below: dict[str, list[Leaf]] = {}
+    for leaf in leaves:
+        below.setdefault(leaf.key[len(path)], []).append(leaf)
+    attributes: dict[str, Any] = {}
+    for key, inner in below.items():
+        leaf, inner_path = inner[0], (*path, key)
+        if leaf.key != inner_path:
+            section = _section_class(inner_path, inner)
+            kind: Any = section | None
+            attributes[key] = attrs.field(default=_NOT_SET, type=kind)
             continue
-        if key in known:
-            _report_unknown_keys((*path, key), inner, value, merged)
-        else:
-            hint = hint_for(str(key), known)
-            merged.report((*path, str(key)), "there is no such key", hint)
+        attributes[key] = attrs.field(
+            default=attrs.NOTHING if leaf.default is attrs.NOTHING else _NOT_SET,
+            # The entries of streams are read later.
+            type=Any if leaf.attributes == ("streams",) else leaf.type,
+            metadata=metadata_of(leaf.option),
+        )
+    return attrs.make_class(
+        "_".join(map(str, path)),
+        attributes,
+        bases=(StrictSection,),
+        frozen=True,
+        kw_only=True,
+        repr=False,
+        eq=False,
+    )
 
 
 def load_config(paths: Sequence[str], purpose: Purpose | None = None) -> ProcessConfig:
