@@ -44,7 +44,7 @@ failure-two-links.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import wraps
 from typing import Concatenate, Final, ParamSpec, TypeVar
 
@@ -70,7 +70,6 @@ from synapse_replication.streams.reader_state import (
     CatchUpPace,
     CatchUpState,
     EmptyRange,
-    Frozen,
     LinkPhase,
     LinkState,
 )
@@ -351,14 +350,6 @@ class Reader:
     def has_link(self, link: Hashable) -> bool:
         """Return whether a link was added, and not removed."""
         return link in self._links
-
-    def is_waiting_on(self, link: Hashable) -> bool:
-        """Return whether no POSITION was handled on a link."""
-        return self._links[link].phase is LinkPhase.WAITING
-
-    def is_complete_on(self, link: Hashable) -> bool:
-        """Return whether every row that a link should carry arrived or is missing."""
-        return self._links[link].phase is LinkPhase.COMPLETE
 
     def has_lost_rows(self, link: Hashable) -> bool:
         """Return whether rows of a link's next batch, or before it, were lost."""
@@ -1227,78 +1218,3 @@ class Reader:
             elif state.phase is LinkPhase.OPENING:
                 state.phase = LinkPhase.COMPLETE
                 self._reports.append(Connected(link))
-
-    # -- the state as a value, for the exploration ------------------------------------
-
-    def freeze(self, *, with_epochs: bool) -> tuple[Frozen, dict[Hashable, Frozen]]:
-        """Return the state, and that of each link, as values of built-in types.
-
-        They omit what has no effect on what follows: the texts of rows, the number of
-        failures beyond the first, and all but the ends of the empty range.
-
-        :param with_epochs: whether the writer may state an epoch.
-        """
-        empty, catch_up, page, request = (
-            self._empty, self._catch_up, self._page, self._request,
-        )  # fmt: skip
-        if empty is not None and (
-            empty.end not in (self._host_position(), self._position)
-            or (empty.start == empty.end and not empty.check_from)
-        ):
-            empty = None
-        links: dict[Hashable, Frozen] = {
-            link: each.freeze(with_epochs=with_epochs)
-            for link, each in self._links.items()
-        }
-        return (
-            self._position,
-            self._epoch,
-            None if empty is None else empty.freeze(),
-            None if catch_up is None else catch_up.freeze(),
-            None if request is None else (
-                request.from_token, request.upto_token, request.from_source
-            ),
-            None if page is None else (
-                tuple(page.tokens), page.upto_token, self._page_cursor,
-            ),
-            () if request is None else tuple(self._expected),
-            round(self._due, 3),
-            None if self._start is None else round(self._start, 3),
-        ), links  # fmt: skip
-
-    def thaw(self, frozen: Frozen, links: Mapping[Hashable, Frozen]) -> None:
-        """Set the state to one that :meth:`freeze` returned."""
-        (
-            self._position, self._epoch, empty, catch_up, request, page, expected,
-            self._due, self._start,
-        ) = frozen  # fmt: skip
-        self._links = {link: LinkState.thaw(each) for link, each in links.items()}
-        self._empty = None if empty is None else EmptyRange.thaw(empty)
-        self._catch_up = None if catch_up is None else CatchUpState.thaw(catch_up)
-        self._request = None if request is None else Fetch(*request)
-        self._page = None
-        if page is not None:
-            tokens, upto, self._page_cursor = page
-            self._page = Page(list(tokens), [None] * len(tokens), upto)
-        self._expected = list(expected)
-
-    @property
-    def delay(self) -> float:
-        """The time after which the limit of fetches has no effect, in s, at time 0."""
-        return self._due
-
-    @property
-    def awaits_check(self) -> bool:
-        """Whether a check of the empty range waits until an interval is over."""
-        return self._empty is not None and self._empty.check_from > 0
-
-    def end_check_interval(self) -> None:
-        """Let the empty range be checked again."""
-        if self._empty is not None:
-            self._empty.check_from = 0.0
-
-    def elapse(self, seconds: float) -> None:
-        """Bring the times that limit fetches nearer to time 0."""
-        self._due = max(0.0, self._due - seconds)
-        if self._start is not None:
-            self._start = max(0.0, self._start - seconds)

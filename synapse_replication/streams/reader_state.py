@@ -1,14 +1,14 @@
 """The state of a reader: what its links have shown, what is empty, what is missing.
 
 No module but :mod:`~synapse_replication.streams.reader` reads or changes these objects:
-a contract of ``lint-imports`` lets no other one import their classes. As values for the
-exploration (:data:`Frozen`), they are of built-in types.
+a contract of ``lint-imports`` lets no other one import their classes, except one module
+of the exploration, which turns them into values.
 """
 
 from __future__ import annotations
 
 import enum
-from typing import Any, Final, TypeAlias
+from typing import Final
 
 import attrs
 
@@ -18,9 +18,6 @@ import attrs
 EMPTY_RANGE_WINDOW: Final = 60.0
 #: The shortest interval between two checks of an empty range, in s.
 EMPTY_RANGE_CHECK_INTERVAL: Final = 1.0
-
-#: A state as a value.
-Frozen: TypeAlias = tuple[Any, ...]
 
 
 class LinkPhase(enum.Enum):
@@ -37,10 +34,6 @@ class CatchUpPace(enum.Enum):
     NEW = "new"  #: after it is admitted by the limit of BURST and INTERVAL
     PAUSED = "paused"  #: when the timer is due
     ADMITTED = "admitted"
-
-
-_PHASES: Final = tuple(LinkPhase)
-_PACES: Final = tuple(CatchUpPace)
 
 
 @attrs.define(eq=False)
@@ -68,23 +61,6 @@ class LinkState:
     epoch: str | None = None
     lost_upto: int = 0
     must_ask: bool = False
-
-    def freeze(self, *, with_epochs: bool) -> Frozen:
-        """Return the state, with the number of pending rows instead of their texts."""
-        return (
-            self.heard, _PHASES.index(self.phase), len(self.pending), self.is_lossy,
-            self.is_from_start and with_epochs, self.epoch or "", self.lost_upto,
-            self.must_ask,
-        )  # fmt: skip
-
-    @classmethod
-    def thaw(cls, frozen: Frozen) -> LinkState:
-        """Return a state that was frozen."""
-        heard, phase, pending, is_lossy, is_from_start, epoch, *rest = frozen
-        return cls(
-            heard, _PHASES[phase], [b""] * pending, is_lossy, is_from_start,
-            epoch or None, *rest,
-        )  # fmt: skip
 
 
 @attrs.define(eq=False)
@@ -117,16 +93,6 @@ class EmptyRange:
             return False
         self.check_from = now + EMPTY_RANGE_CHECK_INTERVAL
         return True
-
-    def freeze(self) -> Frozen:
-        """Return the ends of the range, and when it may be checked."""
-        return self.start, self.end, round(self.check_from, 3)
-
-    @classmethod
-    def thaw(cls, frozen: Frozen) -> EmptyRange:
-        """Return a range that was frozen."""
-        start, end, check_from = frozen
-        return cls(start, end, start, 0.0, check_from)
 
 
 @attrs.define(eq=False)
@@ -200,20 +166,3 @@ class CatchUpState:
         self.target = min(self.target, max(said, reached))
         if self.doubt is not None and self.doubt > said:
             self.doubt, self.has_more_doubts = None, False
-
-    def freeze(self) -> Frozen:
-        """Return the state, with at most one failure of a kind."""
-        return (
-            self.cursor, self.target, self.empty_upto, self.doubt,
-            self.has_more_doubts, self.rewind_to, self.epoch, self.unreadable_upto,
-            self.drain_upto, min(self.attempts, 1), min(self.lacking, 1),
-            _PACES.index(self.pace),
-        )  # fmt: skip
-
-    @classmethod
-    def thaw(cls, frozen: Frozen) -> CatchUpState:
-        """Return a state that was frozen."""
-        *fields, pace = frozen
-        state = cls(*fields)
-        state.pace = _PACES[pace]
-        return state

@@ -35,6 +35,7 @@ import attrs
 from twisted.internet.defer import Deferred
 from typing_extensions import override
 
+from scripts.tools.explore.reader_values import elapse, end_check_interval
 from scripts.tools.explore.steps import (
     RESUME,
     UNREADABLE,
@@ -639,10 +640,10 @@ class Driven:
         due()
 
     def _second(self, *_: Any) -> None:
-        self._writer.reader.end_check_interval()
+        end_check_interval(self._writer.reader)
 
     def _moment(self, *_: Any) -> None:
-        self._writer.reader.elapse(MOMENT)
+        elapse(self._writer.reader, MOMENT)
 
     def _reader_crash(self, step: WorldStep) -> None:
         self._start(step.argument)

@@ -22,6 +22,7 @@ from typing import Any, TypeAlias
 
 import attrs
 
+from scripts.tools.explore.reader_values import Frozen
 from scripts.tools.explore.world import (
     Bounds,
     Event,
@@ -30,7 +31,6 @@ from scripts.tools.explore.world import (
     World,
 )
 from synapse_replication.streams import reader as machine
-from synapse_replication.streams.reader_state import Frozen
 from synapse_replication.streams.reader_table import TABLE, ReaderEvent, State
 
 _NONE = 0xFFFFFFFF

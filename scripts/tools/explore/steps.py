@@ -13,7 +13,12 @@ from typing import Any, Final
 import attrs
 from typing_extensions import Self, override
 
-from scripts.tools.explore.reader_values import can_act_during_fetch
+from scripts.tools.explore.reader_values import (
+    Frozen,
+    can_act_during_fetch,
+    freeze,
+    without_position,
+)
 from scripts.tools.explore.world import Bounds, Event, Kind, World, WorldLink
 from synapse_replication.handlers.receiving.items import (
     LostRow,
@@ -23,7 +28,6 @@ from synapse_replication.handlers.receiving.items import (
 )
 from synapse_replication.streams.reader import Reader
 from synapse_replication.streams.reader_decisions import Action, Ask, Connected, Refuted
-from synapse_replication.streams.reader_state import Frozen
 from synapse_replication.streams.stream import RemovedWriter, StreamUpdateResult
 from synapse_replication.wire.commands import PositionCommand
 from synapse_replication.wire.rdata import RdataGroup
@@ -179,8 +183,8 @@ def state_of(reader: Reader, world: World) -> tuple[Frozen, Mapping[Any, Frozen]
     been delivered since the last event.
     """
     _ = reader.claimed_upto
-    frozen, links = reader.freeze(with_epochs=world.states_epochs)
-    return frozen[1:], links
+    frozen, links = freeze(reader, with_epochs=world.states_epochs, with_bursts=True)
+    return without_position(frozen), links
 
 
 def _mode(world: World) -> ArrivalMode:

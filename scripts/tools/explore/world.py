@@ -31,6 +31,17 @@ from typing import Any, Final, TypeAlias
 import attrs
 from typing_extensions import Self
 
+from scripts.tools.explore.reader_values import (
+    Frozen,
+    awaits_check,
+    delay,
+    elapse,
+    end_check_interval,
+    freeze,
+    is_complete_on,
+    is_waiting_on,
+    thaw,
+)
 from synapse_replication.errors import CatchUpError
 from synapse_replication.streams import reader as machine
 from synapse_replication.streams.reader import Reader, ReaderPolicy
@@ -45,7 +56,6 @@ from synapse_replication.streams.reader_decisions import (
     Rewind,
     Verdict,
 )
-from synapse_replication.streams.reader_state import Frozen
 from synapse_replication.streams.stream import StreamUpdateResult
 
 Event: TypeAlias = tuple[Any, ...]
@@ -323,10 +333,11 @@ class World:
         The value has three parts: what the reader and its driver know, what they do not
         know, and a pair of the same for each link. The faults left are bits.
         """
-        of_reader, of_links = self.reader.freeze(with_epochs=self.states_epochs)
-        if self.bounds.burst is None:
-            *rest, _, start = of_reader
-            of_reader = *rest, 0.0, start
+        of_reader, of_links = freeze(
+            self.reader,
+            with_epochs=self.states_epochs,
+            with_bursts=self.bounds.burst is not None,
+        )
         links = []
         for number, link in enumerate(self.links):
             of_link = of_links.get(number, ())
@@ -372,7 +383,7 @@ class World:
             if of_link:
                 of_links[number] = of_link
         self._start_reader(None)
-        self.reader.thaw(of_reader, of_links)
+        thaw(self.reader, of_reader, of_links)
         self.fetch = self.reader.request
         return self
 
@@ -469,9 +480,9 @@ class World:
             yield ("timer",)
         if self.timer < 0:
             yield ("time",)
-        if self.bounds.burst is not None and (reader.delay > 0 or self.timer > 0):
+        if self.bounds.burst is not None and (delay(reader) > 0 or self.timer > 0):
             yield ("moment",)
-        if reader.awaits_check:
+        if awaits_check(reader):
             yield ("second",)
 
     def _links_up(self) -> Iterator[Event]:
@@ -556,7 +567,7 @@ class World:
     def _removals(self) -> Iterator[Event]:
         if self._may(REMOVE):
             yield ("remove", True)
-            if all(map(self.reader.is_waiting_on, self._numbers_up())):
+            if all(is_waiting_on(self.reader, each) for each in self._numbers_up()):
                 yield ("remove", False)
         if self.removed == 1:
             yield ("return",)
@@ -719,7 +730,7 @@ class World:
         link = self.links[number]
         is_half = not self.is_whole(link)
         if not is_half:
-            if self.bounds.lies and not self.reader.is_waiting_on(number):
+            if self.bounds.lies and not is_waiting_on(self.reader, number):
                 link.carried |= 1 << self.log[link.at][1]
             self._pass(link)
         link.half = is_half
@@ -815,7 +826,7 @@ class World:
             self._spend(LIE)
             self.lie = token
         link = self.links[number]
-        if self.reader.is_waiting_on(number):
+        if is_waiting_on(self.reader, number):
             # It seems to be the link's first POSITION, and hides what was sent before.
             for hidden in self.rows(token, link.token):
                 link.hidden |= 1 << hidden
@@ -1084,10 +1095,10 @@ class World:
         self.busy = ("resume",)
 
     def _on_second(self) -> None:
-        self.reader.end_check_interval()
+        end_check_interval(self.reader)
 
     def _on_moment(self) -> None:
-        self.reader.elapse(MOMENT)
+        elapse(self.reader, MOMENT)
         if self.timer > 0:
             self.timer = round(self.timer - MOMENT, 3)
             if self.timer <= 0:
@@ -1277,7 +1288,7 @@ class World:
             return "the reader is not at rest"
         if self.removed:
             return None
-        if not all(map(reader.is_complete_on, self._numbers_up())):
+        if not all(is_complete_on(reader, each) for each in self._numbers_up()):
             return "a link is not complete"
         # A false position may remain if no row shows that it is false.
         may_differ = self.lie and (not self.is_in_order or self.forgiven)
@@ -1350,7 +1361,7 @@ class World:
         if self.states_epochs:
             found += [("epoch", number) for number in numbers]
         found += [("report", number) for number in numbers]
-        if self.reader.awaits_check:
+        if awaits_check(self.reader):
             found.append(("second",))
         found += [("position", number) for number in numbers]
         return found
