@@ -69,7 +69,7 @@ def _other_records(source: str) -> Iterator[str]:
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ClassDef):
             marks = (*node.bases, *node.decorator_list)
-            names = {re.split(r"[[(]", ast.unparse(each))[0] for each in marks}
+            names = {re.split(r"[(\[]", ast.unparse(each))[0] for each in marks}
             if OTHER_WAYS & {name.rpartition(".")[2] for name in names}:
                 yield node.name
 
