@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 import attrs
 from twisted.application.service import Service
-from twisted.internet.defer import Deferred, maybeDeferred
+from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 from typing_extensions import override
 
@@ -164,7 +164,8 @@ class Follower(Service):
 
     :param name: the name that the client sends to a direct TCP server.
     :param tap: called with each line.
-    :param finish: called when the links have stopped; it may return a coroutine.
+    :param finish: the last step of the stop, if the service was started; its result
+        may be awaitable.
     :param begin: called before the links are started.
     :param observers: observers of the links, in addition to the log.
     :ivar started: fails when :meth:`fail` is called. Otherwise it never fires.
@@ -200,6 +201,7 @@ class Follower(Service):
         config, reactor, tap = self._config, self._reactor, self._tap
         name = config.server_name
         observer = CompositeObserver([LoggingObserver(Logger()), *self._observers])
+        self._stops.add("finishing the output", self._finish)
         self._begin()
         if config.redis is not None:
             link = PassiveRedisLink(reactor, config.redis, name, tap, observer)
@@ -219,4 +221,3 @@ class Follower(Service):
 
     async def _stop(self) -> None:
         self.unfinished = ", ".join(await self._stops.run())
-        await maybeDeferred(self._finish)

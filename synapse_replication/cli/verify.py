@@ -107,15 +107,15 @@ class _Run:
 
     async def finish(self) -> None:
         self._meter.stop()
-        if self._port is not None:
-            await maybeDeferred(self._port.stopListening)
-        await self._database.close()
         summary = summarise(self._meter)
         if self._as_json:
             self._output.write(encode_json({"summary": summary}).decode() + "\n")
             self._output.finish()
         else:
             print_summary(summary, sys.stderr)
+        if self._port is not None:
+            await maybeDeferred(self._port.stopListening)
+        await self._database.close()
 
 
 def make_meter(

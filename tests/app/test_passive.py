@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from twisted.internet import reactor  # noqa: TID251 -- a real Redis is waited for
 from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
-from twisted.internet.testing import StringTransport
+from twisted.internet.testing import MemoryReactorClock, StringTransport
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from synapse_replication.app.passive import (
@@ -16,6 +17,7 @@ from synapse_replication.app.passive import (
     PassiveTcpLink,
     _TappedParser,
 )
+from synapse_replication.app.stop_steps import DRAIN_TIMEOUT
 from synapse_replication.config.process import load_config
 from synapse_replication.errors import ConfigError
 from synapse_replication.handlers.events import LinkUp
@@ -177,6 +179,27 @@ class FollowerTests(TestCase):
         self.assertIn(str(authority), problem.problem)
         await follower.stopService()
         self.assertEqual(ended, ["begin", "finish"])
+
+    def test_output_that_does_not_finish(self) -> None:
+        """If the output does not finish in time, the stop ends, and says so."""
+        path = Path(self.mktemp())
+        path.write_text(
+            "server_name: x.test\nworker_replication_host: 127.0.0.1\n"
+            "worker_replication_port: 9092\n"
+        )
+        clock: Any = MemoryReactorClock()
+        follower = Follower(
+            load_config([str(path)], "follow"),
+            clock,
+            "follow",
+            lambda *_: None,
+            Deferred,
+        )
+        follower.startService()
+        stopping = follower.stopService()
+        clock.pump([DRAIN_TIMEOUT] * 2)
+        self.successResultOf(stopping)
+        self.assertIn("finishing the output", follower.unfinished)
 
 
 class TappedParserTests(SynchronousTestCase):
