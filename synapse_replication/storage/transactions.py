@@ -286,7 +286,8 @@ class Attempt:
         )
 
     def _handle(self, event: TransactionEvent) -> None:
-        self.callbacks = self._callbacks_of(self.outcome.handle(event))
+        if effects := self.outcome.handle(event):
+            self.callbacks = self._callbacks_of(effects)
 
     def _callbacks_of(self, effects: Sequence[Effect]) -> list[Callable[[], object]]:
         found: list[Callable[[], object]] = []
