@@ -37,6 +37,8 @@ class ArchiveMetrics:
             )
             for row in read_table(Path(__file__).with_suffix(".csv"))
         }
+        #: The (stream, writer) pairs that have a lag.
+        self._lagging: set[tuple[str, str]] = set()
 
     def __getitem__(self, name: str) -> Any:
         """Return a metric by its name in ``metrics.csv``."""
@@ -51,13 +53,16 @@ class ArchiveMetrics:
                 self["position"].labels(stream, "").set(offset.minimum)
 
     def set_lag(self, lag: Mapping[tuple[str, str], int], now: float) -> None:
-        """Set the archive's lag behind each writer.
+        """Set the archive's lag behind each writer; remove that of a removed writer.
 
         If it is not behind any writer, record the time.
 
         :param lag: the lag in ids, by ``(stream, writer)``.
         :param now: the time, in s since 1970.
         """
+        for labels in self._lagging - lag.keys():
+            self["lag_ids"].remove(*labels)
+        self._lagging = set(lag)
         for labels, ids in lag.items():
             self["lag_ids"].labels(*labels).set(ids)
         if not any(lag.values()):

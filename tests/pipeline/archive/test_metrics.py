@@ -51,6 +51,14 @@ class ArchiveMetricsTests(SynchronousTestCase):
         self.metrics.set_lag({("events", "w1"): 0, ("events", "w2"): 0}, 200.0)
         self.assertEqual(self.value("caught_up_timestamp_seconds"), 200)
 
+    def test_removed_writer(self) -> None:
+        """A writer that was removed has no lag any more."""
+        self.metrics.set_lag({("events", "w1"): 4, ("events", "w2"): 0}, 100.0)
+        self.metrics.set_lag({("events", "w2"): 0}, 200.0)
+        gone = self.value("lag_ids", stream="events", instance_name="w1")
+        self.assertIsNone(gone)
+        self.assertEqual(self.value("lag_ids", stream="events", instance_name="w2"), 0)
+
     def test_served(self) -> None:
         """
         Metrics are served at the given address until the context ends; a used port
