@@ -1,0 +1,113 @@
+"""Tests of the order in which parked rows and the rest of other rows are handled."""
+
+from __future__ import annotations
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from synapse_replication.handlers.receiving.context import ReceiverOptions
+from synapse_replication.handlers.receiving.writer_receiver import SLICE
+from tests.handlers.fixtures import Receiving, receiving
+
+#: The maximum size of the queue, and the number of rows of one byte that exceed it.
+SIZE = 500 * SLICE
+OVERFLOW = SIZE // 80 + 1
+
+
+def connected(last: int) -> Receiving:
+    """Make a reader of the writers a, b and w, with rows of w up to ``last``."""
+    fixture = receiving(
+        receiver=ReceiverOptions(max_queue_size=SIZE), page_rows=10 * SLICE
+    )
+    fixture.receive(*(f"POSITION events {writer} 0 0" for writer in "abw"))
+    for token in range(1, last + 1):
+        fixture.stream.persist("w", token, [str(token)])
+    return fixture
+
+
+def lines(start: int, stop: int) -> list[str]:
+    """Return the RDATA lines of w for a range of tokens."""
+    return [f'RDATA events w {token} ["{token}"]' for token in range(start, stop)]
+
+
+def overflow(fixture: Receiving) -> None:
+    """Have rows of another writer given up, for the writer b."""
+    row = 'RDATA events b 1 ["b"]'
+    fixture.receive(*[row] * (OVERFLOW // 2 + 1))
+    fixture.receive(*[row] * (OVERFLOW // 2 + 1))
+
+
+def release(fixture: Receiving) -> None:
+    fixture.host.rows.is_held = False
+    while fixture.host.rows.holds:
+        fixture.host.rows.release()
+
+
+def answer(fixture: Receiving) -> None:
+    fixture.stream.is_held = False
+    while fixture.stream.waiting:
+        fixture.stream.answer()
+
+
+class RestTests(SynchronousTestCase):
+    """The rest of rows, while the sink handles those that arrived with them."""
+
+    def test_rest_without_later_rows_of_its_writer(self) -> None:
+        """The rest is fetched at once, though only rows of another writer overflow."""
+        for others in ([], ['RDATA events a 1 ["a"]']):
+            fixture = connected(SLICE + 51)
+            fixture.stream.persist("b", 1, ["b"])
+            fixture.host.rows.is_held = True
+            # With a row of another writer, the rows are interleaved.
+            fixture.receive(*others, *lines(1, SLICE + 51))
+            overflow(fixture)
+            release(fixture)
+            tokens = list(range(1, SLICE + 51))
+            self.assertEqual(fixture.host.rows.tokens("w"), tokens)
+            fixture.receive(*lines(SLICE + 51, SLICE + 52))
+            self.assertEqual(fixture.host.rows.tokens("w"), [*tokens, SLICE + 51])
+
+    def test_rest_after_later_rows_of_its_batch(self) -> None:
+        """The rest is a batch's beginning, and does not follow later rows of it."""
+        fixture = connected(SLICE)
+        whole = [str(token) for token in range(OVERFLOW + 2)]
+        fixture.stream.persist("w", 4 * SLICE, *([text] for text in whole))
+        batch = [f'RDATA events w batch ["{text}"]' for text in whole]
+        fixture.host.rows.is_held = True
+        fixture.receive(*lines(1, SLICE + 1), batch[0])
+        fixture.receive(*batch[1 : OVERFLOW // 2])
+        fixture.receive(*batch[OVERFLOW // 2 : -1])
+        release(fixture)
+        fixture.receive(f'RDATA events w {4 * SLICE} ["{whole[-1]}"]')
+        self.assertEqual(fixture.texts()[-1], ("w", 4 * SLICE, whole))
+        self.assertEqual(len(fixture.texts()), SLICE + 1)
+
+
+class ParkedTests(SynchronousTestCase):
+    """Rows that arrive while a page is fetched."""
+
+    def test_given_up_before_later_rows(self) -> None:
+        """
+        The beginning of a batch that is parked is given up before the batch's end, and
+        joins no later batch.
+        """
+        fixture = connected(2)
+        other = fixture.connect()
+        fixture.receive("POSITION events w 0 0", connection=other)
+        fixture.stream.persist("w", 3, ["x"], ["y"])
+        for token in (4, 5):
+            fixture.stream.persist("w", token, [str(token)])
+        fixture.stream.is_held = True
+        fixture.receive("POSITION events w 4 4", connection=other)
+        # The link on which rows arrive is slower than the other one.
+        fixture.receive('RDATA events w batch ["x"]')
+        fixture.host.rows.is_held = True
+        fixture.receive('RDATA events a 1 ["a"]')
+        answer(fixture)
+        fixture.receive('RDATA events w 3 ["y"]')
+        overflow(fixture)
+        release(fixture)
+        fixture.receive(*lines(5, 6))
+        self.assertEqual(
+            [texts for writer, _, texts in fixture.texts() if writer == "w"],
+            [["1"], ["2"], ["x", "y"], ["4"], ["5"]],
+        )
