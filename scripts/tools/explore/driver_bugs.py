@@ -146,10 +146,20 @@ def _handles_one(original: Any) -> Callable[..., Any]:
 
 
 def _delivers_the_rest(original: Any) -> Callable[..., Any]:
-    def handle_rest(self: WriterReceiver, link: Any, rest: Any, _: int) -> Any:
-        return self._handle_rows(link, rest)
+    async def give_up_rest(self: WriterReceiver, link: Any) -> None:
+        waiting = self.handle(*self._parked.popleft())
+        if waiting is not None:
+            await waiting
 
-    return handle_rest
+    return give_up_rest
+
+
+def _forgets_the_rest(original: Any) -> Callable[..., Any]:
+    def give_up_rest(self: WriterReceiver, link: Any) -> Any:
+        self._parked.popleft()
+        return original(self, link)
+
+    return give_up_rest
 
 
 def _handles_one_slice(original: Any) -> Callable[..., Any]:
@@ -244,7 +254,10 @@ BUGS: Mapping[str, DriverBug] = {
         "_handle_slices", _handles_one_slice, Kind.DATABASE, _OVERFLOW, delays=True
     ),
     "the rest of rows that were given up is delivered": DriverBug(
-        "handle_rest", _delivers_the_rest, Kind.DATABASE, _OVERFLOW, delays=True
+        "_give_up_rest", _delivers_the_rest, Kind.DATABASE, _OVERFLOW, delays=True
+    ),
+    "the rest of rows that were given up is forgotten": DriverBug(
+        "_give_up_rest", _forgets_the_rest, Kind.DATABASE, _OVERFLOW, delays=True
     ),
     "the queue forgets what it gives up": DriverBug(
         "_give_up",

@@ -205,8 +205,13 @@ class WriterReceiver:
         """
         if self._queue.overflow_count == overflows:
             return self._handle_rows(link, rest)
+        self._parked.append((link, rest))
+        return self._give_up_rest(link)
+
+    def _give_up_rest(self, link: Link) -> Awaitable[None]:
+        """Give up what is parked, of which the rest of a link's rows is a part."""
         has_lost_later = self.reader.has_lost_rows(link)
-        self.give_up(link, rest)
+        self._give_up_parked()
         if has_lost_later:
             self.reader.lost_rows(link)
         return self.proceed()
@@ -236,6 +241,10 @@ class WriterReceiver:
     def _park(self, link: Link, item: OfWriter) -> None:
         """Store an item until the page that is being fetched was handled."""
         self._parked.append((link, item))
+        self._count_parked(item)
+
+    def _count_parked(self, item: OfWriter) -> None:
+        """Give up what is parked if it is too much with an item that was added."""
         self._parked_size += size_of(item)
         if self._parked_size > self._context.options.max_queue_size:
             self._give_up_parked()
@@ -273,9 +282,12 @@ class WriterReceiver:
                     group.tokens[start:],
                     group.rows[start:],
                 )
-                waiting = self.handle_rest(link, rest, overflows)
-                if waiting is not None:
-                    await waiting
+                # What is parked already arrived later than these rows.
+                self._parked.appendleft((link, rest))
+                if queue.overflow_count == overflows:
+                    self._count_parked(rest)
+                else:
+                    await self._give_up_rest(link)
                 return
             waiting = self._handle_slice(link, tokens, rows)
             if waiting is not None:

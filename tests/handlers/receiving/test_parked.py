@@ -85,6 +85,42 @@ class RestTests(SynchronousTestCase):
 class ParkedTests(SynchronousTestCase):
     """Rows that arrive while a page is fetched."""
 
+    def test_rest_before_later_rows(self) -> None:
+        """
+        Parked rows that lead to another fetch, in the middle, are not overtaken by
+        rows that were parked after them.
+        """
+        fixture = connected(3 * SLICE)
+        fixture.stream.is_held = True
+        fixture.receive("POSITION events w 1 1")
+        unreadable = "RDATA events w 2 {}"
+        fixture.receive(unreadable, *lines(3, 3 * SLICE))
+        fixture.receive(*lines(3 * SLICE, 3 * SLICE + 1))
+        answer(fixture)
+        self.assertEqual(fixture.host.rows.tokens("w"), list(range(1, 3 * SLICE + 1)))
+
+    def test_rest_given_up_before_later_rows(self) -> None:
+        """
+        If the queue overflows while parked rows are handled, the rest of them is given
+        up before the beginning of a batch that was parked after them.
+        """
+        fixture = connected(3 * SLICE)
+        fixture.stream.persist("w", 4 * SLICE, ["x"], ["y"])
+        fixture.stream.is_held = True
+        fixture.receive("POSITION events w 1 1")
+        fixture.receive(*lines(2, 3 * SLICE + 1))
+        fixture.receive('RDATA events w batch ["x"]')
+        fixture.host.rows.is_held = True
+        fixture.stream.is_held = False
+        fixture.stream.answer()
+        fixture.host.rows.release()
+        overflow(fixture)
+        release(fixture)
+        fixture.receive(f'RDATA events w {4 * SLICE} ["y"]')
+        tokens = [*range(1, 3 * SLICE + 1), 4 * SLICE]
+        self.assertEqual(fixture.host.rows.tokens("w"), tokens)
+        self.assertEqual(fixture.texts()[-1], ("w", 4 * SLICE, ["x", "y"]))
+
     def test_given_up_before_later_rows(self) -> None:
         """
         The beginning of a batch that is parked is given up before the batch's end, and
