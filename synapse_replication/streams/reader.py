@@ -347,10 +347,6 @@ class Reader:
         """The number of links."""
         return len(self._links)
 
-    def has_link(self, link: Hashable) -> bool:
-        """Return whether a link was added, and not removed."""
-        return link in self._links
-
     def has_lost_rows(self, link: Hashable) -> bool:
         """Return whether rows of a link's next batch, or before it, were lost."""
         return self._links[link].is_lossy

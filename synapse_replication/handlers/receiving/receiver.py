@@ -342,13 +342,6 @@ class StreamReceiver:
 
     async def handle_interleaved(self, link: Link, group: InterleavedGroup) -> None:
         """Handle rows of several writers; decode each slice as a whole if possible."""
-        queue, overflows = self._queue, self._queue.overflow_count
-        await self._handle_parts(link, group)
-        if queue.overflow_count != overflows:
-            for instance_name in dict.fromkeys(group.instance_names):
-                self.writer(instance_name).drop_unfinished(link)
-
-    async def _handle_parts(self, link: Link, group: InterleavedGroup) -> None:
         # The positions to report later, not once per row: at the next break, before a
         # slice that is not decoded as a whole, or at the end.
         advanced: dict[str, int] = {}

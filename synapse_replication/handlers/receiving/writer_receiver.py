@@ -177,24 +177,12 @@ class WriterReceiver:
             so that no coroutine is created.
         """
         if isinstance(item, RdataGroup):
-            waiting = self._handle_rows(link, item)
-            return waiting and self._finish(link, waiting)
+            return self._handle_rows(link, item)
         if self.reader.request is not None:
             self._park(link, item)
             return None
         self._announce(link, item)
         return self.proceed()
-
-    async def _finish(self, link: Link, waiting: Awaitable[None]) -> None:
-        overflows = self._queue.overflow_count
-        await waiting
-        if self._queue.overflow_count != overflows:
-            self.drop_unfinished(link)
-
-    def drop_unfinished(self, link: Link) -> None:
-        """Drop a link's unfinished batch, whose end was given up."""
-        if self.reader.has_link(link):
-            self.reader.drop_unfinished(link)
 
     def handle_rest(
         self, link: Link, rest: RdataGroup, overflows: int
