@@ -39,6 +39,21 @@ class InterleavedTests(SynchronousTestCase):
         self.assertEqual(fixture.stream.requests, [])
         self.assertEqual(fixture.stream.current_token("w3"), 343)
 
+    def test_repeated_row(self) -> None:
+        """A row that is repeated among rows of other writers is delivered once."""
+        fixture = connected()
+        fixture.receive(*map(line, (1, 2, 12, 12)))
+        self.assertEqual([token for _, token, _ in fixture.texts()], [1, 2, 12])
+
+    def test_lower_position(self) -> None:
+        """A POSITION below a row that arrived among others is that of a restart."""
+        fixture = receiving(resettable=True, held_in_memory=True)
+        fixture.receive("POSITION events w1 0 0", "POSITION events w2 0 0")
+        fixture.receive(line(1), line(12))
+        fixture.stream.persist("w2", 2, ["new"])
+        fixture.receive("POSITION events w2 3 3")
+        self.assertEqual(fixture.texts()[2:], [("w2", 2, ["new"])])
+
     def test_one_process_and_one_report(self) -> None:
         """
         A chunk is handled by one background process, and each writer is reported once.

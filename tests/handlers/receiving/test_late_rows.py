@@ -61,7 +61,13 @@ class LateRowsTests(SynchronousTestCase):
         )
         self.assertEqual(self.range_to_verify(8), (5, 8))
         self.verify([6, 8], 8)
-        self.assertEqual(self.late, [])
+        self.assertEqual(self.process.host.observer.unannounced_rows, [])
+
+    def test_batch(self) -> None:
+        """The rows of a batch are not delivered again."""
+        self.process.receive('RDATA events w batch ["a"]', 'RDATA events w 6 ["b"]')
+        self.verify([6], 6)
+        self.assertEqual(self.process.host.observer.unannounced_rows, [])
 
     def test_missing(self) -> None:
         """A missing row is delivered late, marked as such, and once."""

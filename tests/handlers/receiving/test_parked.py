@@ -81,6 +81,46 @@ class RestTests(SynchronousTestCase):
         self.assertEqual(fixture.texts()[-1], ("w", 4 * SLICE, whole))
         self.assertEqual(len(fixture.texts()), SLICE + 1)
 
+    def test_later_rows_of_a_batch_during_rows_of_a_slice(self) -> None:
+        """Rows of a slice do not hide that the beginning of a later batch was lost."""
+        # The sink handles the first row, alone or with one of another writer.
+        for first in ('RDATA events w batch ["0"]', 'RDATA events a 1 ["a"]'):
+            fixture = connected(1)
+            fixture.stream.persist("w", 2, ["c"])
+            whole = [str(token) for token in range(OVERFLOW + 2)]
+            fixture.stream.persist("w", 3, *([text] for text in whole))
+            batch = [f'RDATA events w batch ["{text}"]' for text in whole[:-1]]
+            fixture.host.rows.is_held = True
+            fixture.receive(first, *lines(1, 2), 'RDATA events w 2 ["c"]')
+            fixture.receive(*batch[: OVERFLOW // 2])
+            fixture.receive(*batch[OVERFLOW // 2 :])
+            release(fixture)
+            fixture.receive(f'RDATA events w 3 ["{whole[-1]}"]')
+            self.assertEqual(fixture.host.rows.tokens("w"), [1, 2, 3])
+            self.assertEqual(fixture.texts()[-1], ("w", 3, whole))
+
+    def test_rest_after_parked_rows(self) -> None:
+        """The rest of interleaved rows is given up after those that were parked."""
+        fixture = connected(4)
+        fixture.stream.persist("w", 5, ["x"], ["y"])
+        fixture.stream.is_held = True
+        fixture.receive("POSITION events w 1 1")
+        fixture.host.rows.is_held = True
+        others = [f'RDATA events a {token} ["a"]' for token in range(1, SLICE)]
+        # A slice with an unfinished batch is not decoded as a whole.
+        fixture.receive(
+            *lines(2, 5),
+            'RDATA events a batch ["a"]',
+            *others,
+            'RDATA events w batch ["x"]',
+        )
+        overflow(fixture)
+        release(fixture)
+        answer(fixture)
+        fixture.receive('RDATA events w 5 ["y"]')
+        self.assertEqual(fixture.host.rows.tokens("w"), [1, 2, 3, 4, 5])
+        self.assertEqual(fixture.texts()[-1], ("w", 5, ["x", "y"]))
+
 
 class ParkedTests(SynchronousTestCase):
     """Rows that arrive while a page is fetched."""
@@ -147,3 +187,80 @@ class ParkedTests(SynchronousTestCase):
             [texts for writer, _, texts in fixture.texts() if writer == "w"],
             [["1"], ["2"], ["x", "y"], ["4"], ["5"]],
         )
+
+    def test_lost_row(self) -> None:
+        """A lost row that is parked is handled after the rows before it."""
+        fixture = connected(2)
+        fixture.stream.persist("w", 3, ["x"], ["y"])
+        fixture.stream.is_held = True
+        fixture.receive("POSITION events w 1 1", *lines(2, 3))
+        fixture.receive('RDATA events w unreadable ["x"]')
+        answer(fixture)
+        fixture.receive('RDATA events w 3 ["y"]')
+        self.assertEqual(fixture.host.rows.tokens("w"), [1, 2, 3])
+        self.assertEqual(fixture.texts()[-1], ("w", 3, ["x", "y"]))
+
+    def test_lost_link(self) -> None:
+        """What is parked is fetched if its link is lost, though another one is up."""
+        fixture = connected(2)
+        other = fixture.connect()
+        fixture.receive("POSITION events w 0 0", connection=other)
+        fixture.stream.is_held = True
+        fixture.receive("POSITION events w 1 1", *lines(2, 3))
+        fixture.handler.lost_connection(fixture.connection)
+        answer(fixture)
+        self.assertEqual(fixture.host.rows.tokens("w"), [1, 2])
+        self.assertEqual(fixture.host.observer.failures, [])
+
+    def test_writer_is_not_forgotten(self) -> None:
+        """A writer is not forgotten while a page is fetched, nor while rows wait."""
+        fixture = connected(1)
+        receiver = fixture.handler.receivers["events"]
+        fixture.stream.is_held = True
+        fixture.receive("POSITION events w 1 1")
+        receiver.forget_writer("w")
+        fixture.receive(*lines(2, 3))
+        fixture.receive(*lines(3, 4))
+        fixture.host.rows.is_held = True
+        answer(fixture)
+        fixture.host.rows.release()
+        # The sink handles the first of the parked rows.
+        receiver.forget_writer("w")
+        release(fixture)
+        fixture.receive(*lines(4, 5))
+        self.assertEqual(fixture.host.rows.tokens("w"), [1, 2, 3, 4])
+
+    def test_bound(self) -> None:
+        """What exceeds the bound is fetched; what was parked before does not count."""
+        fixture = connected(0)
+        for _ in range(2):
+            for _ in range(2):
+                self.check_parked(fixture, OVERFLOW // 2, is_fetched=False)
+            self.check_parked(fixture, OVERFLOW, is_fetched=True)
+
+    def test_bound_after_a_rest(self) -> None:
+        """The rest of rows, which is parked again, does not count afterwards."""
+        fixture = connected(OVERFLOW // 2)
+        fixture.stream.is_held = True
+        fixture.receive("POSITION events w 1 1")
+        fixture.receive("RDATA events w 2 {}", *lines(3, OVERFLOW // 2 + 1))
+        answer(fixture)
+        self.check_parked(fixture, OVERFLOW, is_fetched=True)
+
+    def check_parked(self, fixture: Receiving, count: int, *, is_fetched: bool) -> None:
+        """Park the next rows, and check that they are delivered.
+
+        :param is_fetched: whether they must be fetched for that.
+        """
+        stream = fixture.stream
+        first = stream.current_token("w") + 1
+        middle, last = first + count // 2, first + count
+        for token in range(first, last + 1):
+            stream.persist("w", token, [str(token)])
+        stream.is_held = True
+        fixture.receive(f"POSITION events w {first} {first}")
+        fixture.receive(*lines(first + 1, middle))
+        fixture.receive(*lines(middle, last + 1))
+        answer(fixture)
+        self.assertEqual(("w", first, last) in stream.requests, is_fetched)
+        self.assertEqual(fixture.host.rows.tokens("w"), list(range(1, last + 1)))
