@@ -239,3 +239,21 @@ class ReportedPositionTests(SynchronousTestCase):
         process.host.reactor.pump([0.1] * 20)
         self.assertEqual([token for _, token, _ in process.texts()], [50, 2, 3, 4, 5])
         self.assertEqual(process.stream.current_token("w"), 5)
+
+    def test_epoch_that_returns_behind_another(self) -> None:
+        """An epoch is not redundant if another one is to be handled before it."""
+        process = receiving(resettable=True, held_in_memory=True)
+        process.receive("POSITION events w 0 0")
+        self.report(process, 0, "a")
+        process.host.reactor.pump([0.1] * 20)
+        self.fill(process, 1)
+        process.host.rows.is_held = True
+        self.fill(process, 2)
+        self.report(process, 2, "b")
+        self.report(process, 2, "a")
+        process.host.rows.is_held = False
+        process.host.rows.release()
+        process.host.reactor.pump([0.1] * 20)
+        self.assertEqual(process.host.rows.epochs, {("events", "w"): "a"})
+        self.fill(process, 3)
+        self.assertEqual(process.texts()[-1][1], 3)
