@@ -170,8 +170,10 @@ class FaultDeployment(Deployment):
         if self._needs.commits_proxied:
             self.commit_proxy = CommitProxy(self.postgres)
         if self._needs.pooler:
+            # In session mode, each of the 10 connections of six processes may need a
+            # session, and so does the lock of each name.
             self._pooler = PgBouncer(
-                postgres=self.postgres, mode=self._needs.pooler, pool_size=40
+                postgres=self.postgres, mode=self._needs.pooler, pool_size=80
             ).start()
         if self._needs.read_standby or self._needs.failover:
             self.standby = PrivatePostgres(primary=self.postgres).start()
