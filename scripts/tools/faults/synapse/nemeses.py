@@ -201,7 +201,7 @@ def _miss_one(stream: str, scene: Scene) -> Iterator[None]:
     processes have it, the subscription is closed and the reader continues.
     """
     room = _random_room(stream, scene)
-    room.prepare(stream)
+    _retry(lambda: room.prepare(stream))
     _settle(scene, PROCESSES)
     scene.victims.add(READER)
     reader = scene.cluster.process(READER)
@@ -209,7 +209,7 @@ def _miss_one(stream: str, scene: Scene) -> Iterator[None]:
     reader.freeze()
     try:
         proxy.cut(Cut.SUBSCRIPTION)
-        room.write(stream)
+        _retry(lambda: room.write(stream))
         _settle(scene, [name for name in PROCESSES if name != READER])
     finally:
         proxy.heal()
