@@ -57,8 +57,9 @@ class Scene:
     victims: set[str] = attrs.Factory(set)
 
     def choose_victim(self) -> str:
-        """Return the name of a process."""
-        name = self.chance.choice(PROCESSES)
+        """Return the name of a process that no other fault has killed."""
+        running = [name for name in PROCESSES if self.cluster.process(name).is_running]
+        name = self.chance.choice(running)
         self.victims.add(name)
         return name
 
