@@ -112,8 +112,9 @@ class Reader:
     :ivar epoch_of: returns the number of a writer's epoch, if the reader knows it.
     :ivar unsure: the (stream, writer) pairs whose epoch it did not know when one of its
         links changed.
-    :ivar severed: the position when the process last lost a link, by (stream, writer):
-        a lower POSITION on a slower link looks like that of a restarted writer.
+    :ivar severed: the greatest position that may have arrived when the process last
+        lost a link, by (stream, writer): a lower POSITION on a slower link looks like
+        that of a restarted writer.
     """
 
     name: str
@@ -323,7 +324,13 @@ class Ledger:
         reader = self.readers.get(name)
         if reader is not None:
             if is_lost:
-                reader.severed = dict(reader.positions)
+                reader.severed = {
+                    # What arrived may still wait to be handled.
+                    key: max(position, self._written[key].announced)
+                    if key in self._written
+                    else position
+                    for key, position in reader.positions.items()
+                }
             for key in list(reader.owed):
                 self._excuse(reader, key)
             reader.unsure.update(
@@ -609,8 +616,11 @@ class Ledger:
             known not in (None, current) or resumed != reader.resumed.get(key, 0)
         )
         reader.unsure.discard(key)
+        severed = reader.severed.pop(key, None)
         may_be_late = (
-            reader.positions.get(key, 0) < reader.severed.pop(key, 0) and known is None
+            known is None
+            and severed is not None
+            and reader.positions.get(key, 0) <= severed
         )
         if (
             self._is_stream_doubted(stream)
