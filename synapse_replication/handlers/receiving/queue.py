@@ -50,6 +50,8 @@ class QueueItem(Protocol):
     def give_up(self) -> Iterable[QueueItem]:
         """Handle the item at once, as far as that is possible without delivering rows.
 
+        The queue reports a failure, and discards this item.
+
         :return: what remains to be done, which must be small: perhaps the item itself.
         """
 
@@ -115,7 +117,12 @@ class DrainedQueue:
         self.overflow_count += 1
         given_up, self._items = self._items, deque()
         # What remains of several items is done once.
-        remaining = dict.fromkeys(left for item in given_up for left in item.give_up())
+        remaining: dict[QueueItem, None] = {}
+        for item in given_up:
+            try:
+                remaining.update(dict.fromkeys(item.give_up()))
+            except Exception as error:  # noqa: BLE001 -- reported to the observer
+                self._observer.failure(self._task.description, error)
         # More items may have been added meanwhile.
         self._items.extend(remaining)
         self._length = sum(item.length for item in self._items)

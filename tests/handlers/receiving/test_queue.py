@@ -35,6 +35,8 @@ class Item:
 
     def give_up(self) -> Iterable[QueueItem]:
         self.test.given_up.append(self.text)
+        if self.text == "bad":
+            raise ValueError(self.text)
         return (self.test.rest,)
 
 
@@ -135,6 +137,21 @@ class DrainedQueueTests(SynchronousTestCase):
         self.busy[0].callback(None)
         self.assertEqual(self.consumed, ["a", "rest"])
         self.assertEqual(self.given_up, ["b", "c", "d"])
+
+    def test_a_failure_to_give_up_costs_one_item(self) -> None:
+        """An item that cannot be given up is reported; the others remain."""
+        self.is_held = True
+        self.put("a", 5, 60)
+        self.queue.call(lambda: self.consumed.append("call"))
+        for item in ("bad", "b"):
+            self.put(item, 5, 60)
+        self.assertEqual(self.given_up, ["bad", "b"])
+        self.assertEqual([str(e) for _, e in self.observer.failures], ["bad"])
+        self.assertEqual(self.queue._length, 2)
+        self.assertEqual(self.queue._size, 2 * self.rest.size)
+        self.is_held = False
+        self.busy[0].callback(None)
+        self.assertEqual(self.consumed, ["a", "call", "rest"])
 
     def test_calls_are_not_given_up(self) -> None:
         """A call remains in a full queue, once and in its place."""
