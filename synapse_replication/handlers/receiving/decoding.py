@@ -33,7 +33,20 @@ class RowDecoder:
             self._observer.failure(f"decoding rows of {self._name}", error)
             return None
         if decoded.with_extra_fields:
-            self._observer.observe(ExtraFields(self._name, decoded.with_extra_fields))
+            self._report_extra_fields(decoded.with_extra_fields)
+        return decoded.rows
+
+    def decode_valid(self, texts: Sequence[bytes]) -> list[Any] | None:
+        """Return typed rows as :meth:`decode` does, but do not report an invalid row.
+
+        The caller decodes smaller parts of the texts then.
+        """
+        try:
+            decoded = self._codec.decode(texts)
+        except RowDecodeError:
+            return None
+        if decoded.with_extra_fields:
+            self._report_extra_fields(decoded.with_extra_fields)
         return decoded.rows
 
     def decode_quietly(self, texts: Sequence[bytes]) -> list[Any] | None:
@@ -43,6 +56,9 @@ class RowDecoder:
         except RowDecodeError:
             return None
         return None if decoded.with_extra_fields else decoded.rows
+
+    def _report_extra_fields(self, count: int) -> None:
+        self._observer.observe(ExtraFields(self._name, count))
 
     def decode_page(
         self, instance_name: str, page: Page, *, skips_invalid: bool
@@ -65,9 +81,7 @@ class RowDecoder:
                 pass
             else:
                 if decoded.with_extra_fields:
-                    self._observer.observe(
-                        ExtraFields(self._name, decoded.with_extra_fields)
-                    )
+                    self._report_extra_fields(decoded.with_extra_fields)
                 return gather_batches(page.tokens, decoded.rows)
         return (
             (

@@ -119,6 +119,7 @@ class WriterReceiver:
         self._context = context
         self._queue = stream.queue
         self._decode = stream.decoder.decode
+        self._decode_valid = stream.decoder.decode_valid
         self.reader = Reader(
             stream.policy,
             partial(context.is_plausible, name),
@@ -292,7 +293,7 @@ class WriterReceiver:
             or tokens[0] <= context.stream.current_token(name)
             or (len(tokens) > 1 and not all(map(lt, tokens, tokens[1:])))
             or not context.is_plausible(name, tokens[-1])
-            or (decoded := self._decode(rows)) is None
+            or (decoded := self._decode_valid(rows)) is None
         ):
             return self._handle_slowly(link, tokens, rows)
         reader.passed_live(link, tokens[-1])

@@ -6,6 +6,7 @@ from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
+from synapse_replication.errors import RowDecodeError
 from synapse_replication.handlers.events import DiscardReason
 from synapse_replication.handlers.receiving.context import ReceiverOptions
 from synapse_replication.testing.doubles import SourceStream
@@ -244,6 +245,20 @@ class BatchTests(SynchronousTestCase):
         )
         fixture.receive('RDATA events w 8 ["d"]')
         self.assertEqual(fixture.texts()[-1], ("w", 8, ["d"]))
+
+    def test_unreadable_rows_are_reported_once(self) -> None:
+        """Each undecodable row among live rows is reported as one failure."""
+        fixture = receiving()
+        fixture.stream.persist("w", 2, ["a"])
+        fixture.receive(
+            "POSITION events w 0 0",
+            'RDATA events w 1 ["z"]',
+            "RDATA events w 2 nonsense",
+        )
+        self.assertEqual(fixture.texts(), [("w", 1, ["z"]), ("w", 2, ["a"])])
+        ((what, error),) = fixture.host.observer.failures
+        self.assertEqual(what, "decoding rows of events")
+        self.assertIsInstance(error, RowDecodeError)
 
     def test_position_interrupts_batch(self) -> None:
         """A batch that its writer's own POSITION interrupts is fetched completely."""
