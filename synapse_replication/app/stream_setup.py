@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import attrs
 import psycopg2
-from twisted.internet.defer import Deferred, gatherResults
+from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorFromThreads
 from twisted.logger import Logger
 
@@ -52,6 +52,7 @@ from synapse_replication.errors import (
 from synapse_replication.handlers.data_handler import AdvancingStream
 from synapse_replication.handlers.events import RemovedWriterFound, StreamAbsent
 from synapse_replication.handlers.interfaces import PositionSink, RowSink
+from synapse_replication.handlers.waiters import wait_for_all
 from synapse_replication.storage.database import Database, first_line, until_available
 from synapse_replication.storage.id_streams import IdStream, check_tables, read_sequence
 from synapse_replication.storage.postgres_stream import PostgresStream, WriterIds
@@ -161,9 +162,7 @@ class StreamSetup:
         """
         try:
             closing = [ids.close() for ids in self.generators.values()]
-            await gatherResults(
-                map(Deferred.fromCoroutine, closing), consumeErrors=True
-            )
+            await wait_for_all(map(Deferred.fromCoroutine, closing))
         finally:
             for stream in self._host.streams.get_streams_to_replicate():
                 if isinstance(stream, MemoryStream):

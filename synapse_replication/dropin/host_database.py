@@ -30,13 +30,13 @@ from typing import Any, TypeVar
 
 import psycopg2
 import psycopg2.extensions
-from twisted.internet.defer import Deferred, DeferredList, succeed
+from twisted.internet.defer import Deferred, succeed
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from synapse_replication.dropin.homeserver import DatabaseConnection, DatabasePool
 from synapse_replication.errors import NameLostError
-from synapse_replication.handlers.waiters import Waiters
+from synapse_replication.handlers.waiters import Waiters, wait_for_all
 from synapse_replication.storage import name_lock
 from synapse_replication.storage.admission import Admission
 from synapse_replication.storage.lost_answers import (
@@ -129,14 +129,11 @@ class HostConnections:
         """
         if not self._waiters:
             return succeed(None)
-        waiting = DeferredList(
-            [
-                waiters.add()
-                for number, waiters in self._waiters.values()
-                if number >= since
-            ]
+        return wait_for_all(
+            waiters.add()
+            for number, waiters in self._waiters.values()
+            if number >= since
         )
-        return waiting.addCallback(lambda _: None)
 
     def lost_answers(self) -> list[LostAnswer]:
         """Return the transactions whose COMMIT was not answered, oldest first."""

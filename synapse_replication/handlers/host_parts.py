@@ -110,7 +110,10 @@ class BackgroundProcesses:
         return len(self._running)
 
     def wait(self) -> Deferred[None]:
-        """Return a Deferred that fires when the tasks that run now have ended."""
+        """Return a Deferred that fires when the tasks that run now have ended.
+
+        Cancelling it cancels the tasks; it succeeds when they have ended.
+        """
         return DeferredList(list(self._running)).addCallback(lambda _: None)
 
 

@@ -2,8 +2,26 @@
 
 from __future__ import annotations
 
-from twisted.internet.defer import Deferred
+from collections.abc import Iterable
+from typing import Any
+
+from twisted.internet.defer import Deferred, DeferredList
 from twisted.python.failure import Failure
+
+
+def wait_for_all(waiting: Iterable[Deferred[Any]]) -> Deferred[None]:
+    """Return a Deferred that fires when all of ``waiting`` have fired.
+
+    It has fired already if all of them have. If one fails, it fails with the error of
+    the first one in their order, after all have fired. Cancelling it cancels them; in
+    contrast to a ``DeferredList``, it then does not succeed. Use it in the reactor's
+    thread only.
+    """
+    return DeferredList(list(waiting), consumeErrors=True).addCallback(_first_failure)
+
+
+def _first_failure(results: list[tuple[bool, Any]]) -> Failure | None:
+    return next((each for is_success, each in results if not is_success), None)
 
 
 class Waiters:

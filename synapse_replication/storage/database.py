@@ -60,7 +60,7 @@ from synapse_replication.errors import (
 )
 from synapse_replication.handlers.interfaces import Clock
 from synapse_replication.handlers.timer import Backoff
-from synapse_replication.handlers.waiters import Waiters
+from synapse_replication.handlers.waiters import Waiters, wait_for_all
 from synapse_replication.storage.admission import Admission
 from synapse_replication.storage.lost_answers import LostAnswer, LostAnswers, identify
 from synapse_replication.storage.transactions import (
@@ -295,7 +295,7 @@ class Database:
             for each in self._running
             if each.number >= since and (each.lost is not None or not only_lost)
         ]
-        return defer.DeferredList(ends).addCallback(lambda _: None)
+        return wait_for_all(ends)
 
     def lost_answers(self) -> list[LostAnswer]:
         """Return the transactions whose COMMIT was not answered, oldest first."""

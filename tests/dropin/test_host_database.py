@@ -14,7 +14,7 @@ from weakref import ref
 
 import psycopg2
 from twisted.enterprise.adbapi import ConnectionPool
-from twisted.internet.defer import Deferred, ensureDeferred
+from twisted.internet.defer import CancelledError, Deferred, ensureDeferred
 from twisted.logger import capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -222,6 +222,15 @@ class LostAnswerTests(_HostCase):
         self.assertRegex(stuck.session, "of a transaction of the homeserver was lost")
         database: Any = self.ids.database
         self.successResultOf(database.settled(database.mark()))
+        self.sql("SELECT pg_advisory_unlock(77)")
+        self.until(lambda: not self.lost())
+
+    def test_cancelled_wait(self) -> None:
+        """A caller that gives up the wait for a lost answer learns of no end."""
+        self.lose(ensureDeferred(self.write_in_a_block()))
+        waiting = self.ids.database.settled()
+        waiting.cancel()
+        self.failureResultOf(waiting, CancelledError)
         self.sql("SELECT pg_advisory_unlock(77)")
         self.until(lambda: not self.lost())
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from twisted.internet.defer import CancelledError
+import gc
+
+from twisted.internet.defer import CancelledError, Deferred
 from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.handlers.waiters import Waiters
+from synapse_replication.handlers.waiters import Waiters, wait_for_all
 
 
 class WaitersTests(SynchronousTestCase):
@@ -40,3 +42,36 @@ class WaitersTests(SynchronousTestCase):
         self.waiters.fire(Failure(ValueError()))
         for waiter in waiting:
             self.failureResultOf(waiter, ValueError)
+
+
+class WaitForAllTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.parts: list[Deferred[int]] = [Deferred(), Deferred()]
+        self.all = wait_for_all(self.parts)
+
+    def test_none(self) -> None:
+        """Without Deferreds, it has fired."""
+        self.assertIsNone(self.successResultOf(wait_for_all([])))
+
+    def test_all(self) -> None:
+        """It fires when all have fired."""
+        self.parts[1].callback(2)
+        self.assertNoResult(self.all)
+        self.parts[0].callback(1)
+        self.assertIsNone(self.successResultOf(self.all))
+
+    def test_failures(self) -> None:
+        """It waits for the others, and fails with the error of the first."""
+        self.parts[1].errback(KeyError())
+        self.assertNoResult(self.all)
+        self.parts[0].errback(ValueError())
+        self.failureResultOf(self.all, ValueError)
+
+    def test_cancelled(self) -> None:
+        """Cancelling it is no success; the errors of its parts are not logged."""
+        self.parts[0].callback(1)
+        self.all.cancel()
+        self.failureResultOf(self.all, CancelledError)
+        self.parts.clear()
+        gc.collect()
+        self.assertEqual(self.flushLoggedErrors(), [])

@@ -24,10 +24,11 @@ from typing import Any, TypeVar
 import attrs
 import psycopg2
 import psycopg2.errors
-from twisted.internet.defer import Deferred, DeferredList
+from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
 from synapse_replication.errors import CommitUnknownError, NameLostError
+from synapse_replication.handlers.waiters import wait_for_all
 from synapse_replication.storage import queries
 from synapse_replication.storage.admission import Admission
 from synapse_replication.storage.database import OUTCOME_WAIT
@@ -504,7 +505,7 @@ class DatabaseClient:
             if number >= since and (transaction.is_lost or not only_lost):
                 waiting.append(ended := Deferred[None]())
                 transaction.when_ended.append(partial(ended.callback, None))
-        return DeferredList(waiting).addCallback(lambda _: None)
+        return wait_for_all(waiting)
 
     def lost_answers(self) -> list[LostAnswer]:
         """Return no transaction: only the watch for stuck ids shows them."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from typing import Any
 
@@ -9,8 +10,10 @@ from psycopg2.extensions import connection
 from twisted.internet import defer, task, threads
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorFromThreads
+from twisted.logger import capturedLogs, formatEvent
 from twisted.trial.unittest import TestCase
 
+from synapse_replication.app.stop_steps import DRAIN_TIMEOUT, StopSteps
 from synapse_replication.storage.database import Database
 from synapse_replication.storage.id_generators import (
     MultiWriterIdGenerator,
@@ -133,6 +136,37 @@ class PostgresTests(PostgresMixin, TestCase):
         self.assertEqual(self.stored(), {"master": 2})
         # The next write continues from there.
         self.assertEqual(await self.write(ids), 3)
+
+    async def test_stop_while_the_database_is_stuck(self) -> None:
+        """
+        If transactions do not end, neither the wait for them nor ``close`` succeeds in
+        a stop, and both end within their time.
+        """
+        ids = await self.load("master", "master")
+        resume = threading.Event()
+        self.addCleanup(resume.set)
+        # An allocated id is in flight.
+        block = ids.get_next()
+        await block.__aenter__()
+        running = self.database.transact("stuck", lambda txn: resume.wait(30))
+        steps = StopSteps(self.clock)
+        steps.add("closing", ids.close)
+        steps.add("waiting", self.database.settled)
+        with capturedLogs() as logged:
+            stopped = Deferred.fromCoroutine(steps.run())
+            self.clock.pump([DRAIN_TIMEOUT] * 2)
+            gc.collect()
+        self.assertEqual(self.successResultOf(stopped), ["waiting", "closing"])
+        self.assertEqual(
+            [formatEvent(event) for event in logged],
+            [
+                f"A step of the stop failed ({step}): it did not finish within 10 s"
+                for step in ("waiting", "closing")
+            ],
+        )
+        resume.set()
+        await running
+        await block.__aexit__(None, None, None)
 
     async def test_two_writers(self) -> None:
         """Each writer's position is stored, and a restarted writer resumes from it."""
