@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any
 
 import attrs
 from twisted.internet.defer import Deferred, TimeoutError
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
+from twisted.python.failure import Failure
 
 from synapse_replication.handlers.asyncio_tasks import run_in_task
 
@@ -60,22 +62,40 @@ class StopSteps:
             except TimeoutError:
                 why = f"it did not finish within {self._timeout:g} s"
             except Exception as error:  # noqa: BLE001 -- logged; the next steps run
-                why = str(error) or type(error).__name__
+                why = _reason(error)
             failed.append(what)
-            text = "A step of the stop failed ({what}): {why}"
-            self.log.warn(text, what=what, why=why)
+            self._warn(what, why)
         return failed
 
     def run_without_waiting(self) -> None:
-        """Run the steps in a process whose reactor may not run any more.
+        """Run all steps in a process whose reactor may not run any more.
 
-        Coroutine functions, which have to wait, are left out, and nothing waits for the
-        result of the other steps. An error ends the stop.
+        Coroutines, which have to wait, are left out, and nothing waits for the result
+        of the other steps. If a step fails, that is logged, and the others still run.
         """
         while self._steps:
-            _, stop = self._steps.pop()
-            if not inspect.iscoroutinefunction(stop):
-                stop()
+            what, stop = self._steps.pop()
+            try:
+                result = stop()
+            except Exception as error:  # noqa: BLE001 -- logged; the next steps run
+                self._warn(what, _reason(error))
+                continue
+            if inspect.iscoroutine(result):
+                # It has not begun.
+                result.close()
+            elif isinstance(result, Deferred):
+                result.addErrback(partial(self._warn_later, what))
+
+    def _warn(self, what: str, why: str) -> None:
+        text = "A step of the stop failed ({what}): {why}"
+        self.log.warn(text, what=what, why=why)
+
+    def _warn_later(self, what: str, failure: Failure) -> None:
+        self._warn(what, _reason(failure.value))
+
+
+def _reason(error: BaseException | None) -> str:
+    return str(error) or type(error).__name__
 
 
 async def _call(stop: Callable[[], Any]) -> None:

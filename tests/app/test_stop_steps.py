@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+import gc
+import warnings
+from collections.abc import Awaitable, Generator
 from typing import Any
 
 from twisted.internet.defer import Deferred
@@ -70,20 +72,51 @@ class StopStepsTests(SynchronousTestCase):
 
     def test_without_waiting(self) -> None:
         """
-        Without waiting, coroutine functions are left out, and no other step waits for
-        the one before it.
+        Without waiting, coroutines are left out, whichever kind of function returns
+        them, and no other step waits for the one before it.
         """
 
         async def wait() -> None:
             self.calls.append("coroutine")
 
+        def wait_later() -> Awaitable[None]:
+            return wait()
+
         self.steps.add("last", lambda: self.calls.append("last"))
         self.steps.add("waiting", wait)
+        self.steps.add("returning a coroutine", wait_later)
 
         def hang() -> Deferred[None]:
             self.calls.append("hanging")
             return Deferred()
 
         self.steps.add("hanging", hang)
-        self.steps.run_without_waiting()
+        with warnings.catch_warnings(record=True) as warned:
+            # A coroutine that is never awaited causes a warning.
+            warnings.simplefilter("always")
+            self.steps.run_without_waiting()
+            gc.collect()
         self.assertEqual(self.calls, ["hanging", "last"])
+        self.assertEqual([str(each.message) for each in warned], [])
+
+    def test_failures_without_waiting(self) -> None:
+        """
+        A step that fails, at once or later, is logged by name, and the others still
+        run.
+        """
+        later: Deferred[None] = Deferred()
+        self.steps.add("last", lambda: self.calls.append("last"))
+        self.steps.add("failing later", lambda: later)
+        self.steps.add("failing", lambda: 1 // 0)
+        with capturedLogs() as logs:
+            self.steps.run_without_waiting()
+            self.assertEqual(self.calls, ["last"])
+            later.errback(OSError("closed"))
+        self.assertEqual(
+            [formatEvent(event) for event in logs],
+            [
+                "A step of the stop failed (failing): integer division or modulo by "
+                "zero",
+                "A step of the stop failed (failing later): closed",
+            ],
+        )
