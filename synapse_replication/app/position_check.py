@@ -44,6 +44,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
+from twisted.internet.defer import Deferred, maybeDeferred
 from twisted.python.failure import Failure
 
 from synapse_replication.errors import StorageError
@@ -177,7 +178,11 @@ class StoredPositionCheck:
     def _schedule(self) -> None:
         if self._is_running:
             delay = until_next(self._clock, self._interval)
-            self._timer.start(delay, self._sample)
+            self._timer.start(delay, self._run, self._sample)
+
+    def _run(self, step: Callable[..., Deferred[None] | None], *args: Any) -> None:
+        """Take a step, which schedules the next one; if it fails, schedule a read."""
+        maybeDeferred(step, *args).addErrback(self._failed)
 
     def _record_tokens(self) -> None:
         """Have the tokens recorded that are to be compared with the committed ones."""
@@ -201,18 +206,18 @@ class StoredPositionCheck:
             return
         self._skipped = 0
         delay = self._uniform(0, JITTER * self._interval)
-        self._timer.start(delay, self._read)
+        self._timer.start(delay, self._run, self._read)
 
     def _claimed_position(self, stream_name: str, instance_name: str) -> int:
         return self._handler.receivers[stream_name].claimed_position(instance_name)
 
-    def _read(self) -> None:
+    def _read(self) -> Deferred[None]:
         ranges, samples = self._ranges_to_verify(), list(self._samples)
-        self._database.transact(
+        return self._database.transact(
             "read_stored_positions",
             lambda txn: self._query(txn, ranges, samples),
             autocommit=True,
-        ).addCallbacks(self._compare, self._failed)
+        ).addCallback(self._compare)
 
     def _query(
         self,
@@ -242,7 +247,6 @@ class StoredPositionCheck:
         return found
 
     def _compare(self, found: _Found) -> None:
-        self._has_failed = False
         reading = found.reading
         self._is_standby = reading.is_standby
         stored = {
@@ -262,9 +266,10 @@ class StoredPositionCheck:
                 self._handler.receivers[stream_name].verify(writer, complete, upto)
         ahead = self._still_ahead(tokens)
         if ahead and self._is_running:
-            self._timer.start(GRACE, self._report_ahead, ahead)
+            self._timer.start(GRACE, self._run, self._report_ahead, ahead)
         else:
             self._schedule()
+        self._has_failed = False
 
     def _report_set_back(self, found: _Found, stored: Tokens) -> None:
         lower = {
@@ -287,9 +292,9 @@ class StoredPositionCheck:
             )
 
     def _report_ahead(self, tokens: Tokens) -> None:
-        self._schedule()
         for (stream_name, instance_name), token in self._still_ahead(tokens).items():
             self._handler.stored_position(stream_name, instance_name, token)
+        self._schedule()
 
     def _still_ahead(self, tokens: Tokens) -> Tokens:
         return {

@@ -209,6 +209,41 @@ class StoredPositionCheckTests(PostgresMixin, TestCase):
         self.assertEqual(self.observer.set_back, [])
         self.assertIn("timeline changed", str(self.observer.failures))
 
+    async def test_position_is_not_known(self) -> None:
+        """
+        If the host cannot return a position, that is reported once, and the next read
+        takes place.
+        """
+        del self.known["foo", "w1"]
+        for _ in range(2):
+            await self.read()
+        ((what, error),) = self.observer.failures
+        self.assertEqual(what, "reading the stored positions")
+        self.assertIsInstance(error, KeyError)
+        self.known["foo", "w1"] = 5
+        self.advance_position("w1", 8)
+        await self.read()
+        # The position is asked for again after the grace time.
+        del self.known["foo", "w1"]
+        self.clock.advance(GRACE)
+        self.assertEqual(len(self.observer.failures), 2)
+        self.known["foo", "w1"] = 5
+        await self.read()
+        self.clock.advance(GRACE)
+        self.assertEqual(self.reported, [("foo", "w1", 8)])
+
+    async def test_comparison_fails(self) -> None:
+        """A failure of the comparison is reported, and the next read takes place."""
+        self.advance_position("w1", 8)
+        await self.read()
+        self.clock.advance(GRACE)
+        self.assertEqual(self.reported, [("foo", "w1", 8)])
+        self.patch(self.receivers["foo"], "verify", None)
+        await self.read()
+        ((what, error),) = self.observer.failures
+        self.assertEqual(what, "reading the stored positions")
+        self.assertIsInstance(error, TypeError)
+
     async def test_arrives_in_time(self) -> None:
         """A position that is announced within the grace time is not reported."""
         self.advance_position("w1", 8)
