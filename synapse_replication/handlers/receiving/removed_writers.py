@@ -78,6 +78,8 @@ class RemovedWriterSearch:
         delay = SEARCH_PAUSE
         try:
             found = await self._source.find_removed_writers()
+            for instance_name, removed in found.items():
+                self._found(instance_name, removed)
         except Exception as error:  # noqa: BLE001 -- reported to the observer
             self._context.observer.failure(
                 f"looking for removed writers of {self._context.name}", error
@@ -87,8 +89,6 @@ class RemovedWriterSearch:
             delay = self._context.options.backoff.delay(self._attempts)
         else:
             self._attempts = 0
-            for instance_name, removed in found.items():
-                self._found(instance_name, removed)
         self._is_running = False
         if self._has_links:
             self._pause.start(delay, self._start)

@@ -13,6 +13,7 @@ from synapse_replication.handlers.command_handler import (
     ReplicationCommandHandler,
 )
 from synapse_replication.handlers.receiving.context import ReceiverOptions
+from synapse_replication.handlers.receiving.queue import DrainedQueue
 from synapse_replication.handlers.receiving.removed_writers import SEARCH_PAUSE
 from synapse_replication.handlers.timer import Backoff
 from synapse_replication.streams.stream import RemovedWriter, StreamUpdateResult
@@ -74,6 +75,21 @@ class DrainTests(SynchronousTestCase):
 
     def remove(self, writer: str, upto: int) -> None:
         self.stream.removed = {writer: _deleted(upto)}
+
+    def test_failure_to_enqueue(self) -> None:
+        """If a removed writer cannot be enqueued, the search is repeated."""
+        self.stream.persist("old", 1, ["1"])
+        self.remove("old", 1)
+
+        def fail(*_: object) -> None:
+            raise ValueError("no")
+
+        patch = self.patch(DrainedQueue, "call", fail)
+        fixture = self.connect()
+        self.assertEqual([str(error) for _, error in self.observer.failures], ["no"])
+        patch.restore()
+        self.rest()
+        self.assertEqual(fixture.host.rows.tokens("old"), [1])
 
     def test_when_a_link_comes_up(self) -> None:
         """A removed writer's rows are fetched to the last one, without a POSITION."""
