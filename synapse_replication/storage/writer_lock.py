@@ -179,6 +179,8 @@ class WriterLock:
             if not self._stopped:
                 self._on_lost(error)
             return
+        except Exception:  # noqa: BLE001 -- logged; the lock is checked again
+            _log.failure("Cannot check the lock of {name}", name=self._instance_name)
         self._check_later()
 
     def _try_lock(self, txn: Any) -> tuple[int, LockSession]:

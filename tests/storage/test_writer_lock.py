@@ -96,6 +96,22 @@ class WriterLockTests(_NameTestCase):
         self.assertIn(f"pg_terminate_backend({pid})", str(caught.exception))
         await self.lock("w2").acquire()
 
+    async def test_check_fails(self) -> None:
+        """After a check that failed for any reason, the lock is checked again."""
+        lock = self.lock()
+        await lock.acquire()
+        checks: list[Deferred[None]] = []
+
+        def check() -> Deferred[None]:
+            checks.append(Deferred())
+            return fail(ValueError("no"))
+
+        patch = self.patch(lock, "_hold", check)
+        while len(checks) < 2:
+            await deferLater(self.reactor, 0.01, lambda: None)
+        patch.restore()
+        self.assertGreaterEqual(len(self.flushLoggedErrors(ValueError)), 2)
+
     async def test_restart_that_overlaps(self) -> None:
         """A process waits for its predecessor to end."""
         database = Database(self.dsn, self.reactor, max_connections=1)
