@@ -223,10 +223,22 @@ class LostAnswers:
             except (psycopg2.Error, ReplicationError) as error:
                 lost.session = f"not known: {error_text(error)}"
                 event = TransactionEvent.NOT_FOUND_OUT
+            except Exception as error:  # noqa: BLE001 -- logged, and asked again
+                _log.failure(
+                    "Cannot find out what became of {description}",
+                    description=lost.description,
+                )
+                lost.session = f"not known: {error_text(error)}"
+                event = TransactionEvent.NOT_FOUND_OUT
             effects = lost.handle(event)
             if lost.outcome.is_settled:
                 self._lost.remove(lost)
-                self._on_settled(lost, effects)
+                try:
+                    self._on_settled(lost, effects)
+                except Exception:  # noqa: BLE001 -- logged; it has been settled
+                    _log.failure(
+                        "Cannot complete {description}", description=lost.description
+                    )
         self._is_asking = False
         if self._lost:
             self._ask_after(ASK_INTERVAL)

@@ -12,7 +12,7 @@ from unittest import mock
 import attrs
 import psycopg2
 from twisted.internet import task
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.interfaces import IReactorFromThreads
 from twisted.trial.unittest import TestCase
 
@@ -23,7 +23,7 @@ from synapse_replication.storage.id_generators import (
     MultiWriterIdGenerator,
     load_id_generator,
 )
-from synapse_replication.storage.lost_answers import Backend, LostAnswer
+from synapse_replication.storage.lost_answers import Backend, LostAnswer, LostAnswers
 from synapse_replication.storage.stuck_id_watch import STUCK_AFTER, StuckIdWatch
 from synapse_replication.storage.transactions import Transaction, connect
 from synapse_replication.streams.writer import TransactionOutcome
@@ -381,6 +381,37 @@ class LostAnswerTests(PostgresMixin, TestCase):
         lost = self.lost(Backend(pid, started, "000000FF"), xid)
         event = await self.database.transact("ask", lost.ask, autocommit=True)
         self.assertIs(event, TransactionEvent.FOUND_ENDED)
+
+    async def test_question_fails(self) -> None:
+        """A question that fails for any reason is repeated, also about others."""
+        other = Backend(0, None, None)
+        lost, failing = self.lost(other), self.lost(other)
+        events = iter([TransactionEvent.NOT_FOUND_OUT, TransactionEvent.FOUND_ENDED])
+        errors = iter([ValueError("no")])
+        settled: list[LostAnswer] = []
+        clock = task.Clock()
+
+        def ask(about: LostAnswer) -> Deferred[TransactionEvent]:
+            if about is failing:
+                for error in errors:
+                    return fail(error)
+                return succeed(TransactionEvent.FOUND_ENDED)
+            return succeed(next(events))
+
+        def settle(about: LostAnswer, effects: object) -> None:
+            settled.append(about)
+            if about is failing:
+                raise ValueError("not completed")
+
+        lost_ones = LostAnswers(ask, clock, settle)
+        lost_ones.add(failing)
+        lost_ones.add(lost)
+        clock.advance(0)
+        self.assertEqual(failing.session, "not known: no")
+        self.assertEqual(len(lost_ones), 2)
+        clock.advance(lost_answers.ASK_INTERVAL)
+        self.assertEqual(settled, [failing, lost])
+        self.assertEqual(len(self.flushLoggedErrors(ValueError)), 2)
 
     def lost(self, backend: Backend, xid: str | None = None) -> LostAnswer:
         """Return a transaction of another session, whose answer was lost."""
