@@ -20,6 +20,7 @@ verified; of a table that stores only the newest row of an object, only that row
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
@@ -33,7 +34,6 @@ from synapse_replication.handlers.interfaces import Clock
 from synapse_replication.handlers.observer import ReplicationObserver, handles
 from synapse_replication.handlers.timer import Repeater
 from synapse_replication.storage.committed_tokens import (
-    MAX_READ,
     Key,
     TokenReader,
     TokenReading,
@@ -47,8 +47,8 @@ _log = Logger()
 
 #: The interval of the checks, in s.
 LOSS_CHECK_INTERVAL: Final = 5.0
-#: The most waiting or lost tokens of a writer that are stored; of more waiting ones,
-#: further ones are only counted.
+#: The most waiting or lost tokens of a writer that are stored. While as many are
+#: waiting, further ones are not verified yet.
 MAX_MISSING: Final = 10_000
 #: The most writers, over all streams.
 MAX_WRITERS: Final = 1000
@@ -109,20 +109,29 @@ class _Writer:
         if not self.ledger.add(tokens):
             self.ledger, self.bound = TokenLedger(0), None
 
-    def has_room(self) -> bool:
-        """Return whether a further missing token can be stored.
+    def room(self) -> int:
+        """Return how many further missing tokens can be stored.
 
         A lost token is stored only so that its late announcement is noticed: the oldest
         one makes room for one that was not reported yet.
         """
-        if len(self.missing) < MAX_MISSING:
-            return True
-        oldest = next(iter(self.missing))
-        if oldest not in self.lost:
-            return False
-        self.lost.discard(oldest)
-        del self.missing[oldest]
-        return True
+        return MAX_MISSING - (len(self.missing) - len(self.lost))
+
+    def verify(self, committed: Sequence[int], upto: int, now: float) -> None:
+        """Compare committed tokens with those that arrived, as far as there is room.
+
+        :param committed: all committed tokens up to ``upto``, in order; see
+            :meth:`TokenLedger.verify`.
+        :param now: the time, in s.
+        """
+        for token in self.ledger.verify(committed, upto, self.room()):
+            if len(self.missing) >= MAX_MISSING:
+                # It is a lost one: those that are still waiting are newer.
+                oldest = next(iter(self.missing))
+                self.lost.discard(oldest)
+                del self.missing[oldest]
+            self.missing[token] = now
+        self.tally.verified += bisect_right(committed, self.ledger.verified)
 
 
 @attrs.define(eq=False, repr=False, slots=False)
@@ -271,6 +280,7 @@ class LossMeter(ReplicationObserver):
             if link_losses == self._link_losses_at_baseline
             and writer.bound is not None
             and writer.bound > writer.ledger.verified
+            and writer.room()
             and self._streams[key[0]].tells_apart(self._writers_of(key[0]))
         }
         return self._database.transact(
@@ -301,12 +311,7 @@ class LossMeter(ReplicationObserver):
             writer = self._writers[key]
             if writer.ledger is not ledgers[key]:
                 continue
-            writer.tally.verified += len(tokens)
-            for token in writer.ledger.verify(tokens, upto, MAX_READ):
-                if writer.has_room():
-                    writer.missing[token] = now
-                else:
-                    writer.tally.lost += 1
+            writer.verify(tokens, upto, now)
         positions = reading.stored | reading.newest
         for key, position in positions.items():
             writer = self._writers.setdefault(key, _Writer())

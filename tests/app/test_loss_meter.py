@@ -244,12 +244,25 @@ class LossMeterTests(PostgresMixin, TestCase):
         self.assertEqual(self.totals(), [("w1", 3, 2, 1)])
 
     async def test_many_waiting(self) -> None:
-        """More waiting tokens than there is room for are counted."""
+        """More waiting tokens than there is room for are verified later."""
         self.patch(loss_meter, "MAX_MISSING", 2)
         self.commit(6, 7, 8)
+        await self.check(4)
+        self.assertEqual(self.totals(), [("w1", 2, 0, 0)])
         await self.check(10)
-        self.assertEqual([each.token for each in self.found], [6, 7])
+        self.assertEqual([each.token for each in self.found], [6, 7, 8])
         self.assertEqual(self.totals(), [("w1", 3, 3, 0)])
+
+    async def test_many_waiting_are_announced(self) -> None:
+        """Tokens that are announced within the patience are not lost, however many."""
+        self.patch(loss_meter, "MAX_MISSING", 2)
+        self.commit(6, 7, 8, 9)
+        await self.check(2)
+        self.assertEqual(self.meter.waiting(), 2)
+        self.announce(6, 7, 8, 9)
+        await self.check(10)
+        self.assertEqual(self.found, [])
+        self.assertEqual(self.totals(), [("w1", 4, 0, 0)])
 
     async def test_unreachable(self) -> None:
         """A failed check is reported, and repeated later."""
