@@ -57,6 +57,7 @@ from twisted.internet.interfaces import IReactorFromThreads
 
 from synapse_replication.errors import StreamClosedError, StreamConfigurationError
 from synapse_replication.handlers.observer import ReplicationObserver
+from synapse_replication.handlers.waiters import Waiters
 from synapse_replication.storage.admission import Admission
 from synapse_replication.storage.id_streams import IdStream, read_sequence
 from synapse_replication.storage.local_positions import (
@@ -134,7 +135,7 @@ class MultiWriterIdGenerator:
         observer = observer or ReplicationObserver()
         self._is_closed = False
         #: Fires when ids may have been finished; only while :meth:`close` waits.
-        self._progress: Deferred[None] | None = None
+        self._progress = Waiters()
         self._gate = gate = RoundTripGate()
         self._fetches = SharedRoundTrip(self._fetch, gate)
         self._persister = PositionPersister(
@@ -414,7 +415,7 @@ class MultiWriterIdGenerator:
             with self._gate.closed():
                 for request in requests:
                     request.wake(error)
-            self._notify_progress()
+            self._progress.fire()
             return
         if not self._end_fetch(fetch, ids):
             self._fetches.repeat(requests)
@@ -474,7 +475,7 @@ class MultiWriterIdGenerator:
         """Persist the position and call ``on_finished``, after ids were finished."""
         persisted = self._persister.persist() if self.stream.writers else succeed(None)
         self._on_finished()
-        self._notify_progress()
+        self._progress.fire()
         return persisted
 
     # -- the end -----------------------------------------------------------------------
@@ -484,24 +485,18 @@ class MultiWriterIdGenerator:
 
         That is, until their blocks are left and their transactions are known to have
         ended, and the position is persisted; that is repeated if it fails. There is no
-        bound: an application may never leave a block.
+        bound: an application may never leave a block. It may be called more than once.
         """
         self._is_closed = True
         # The fetches in transactions notify nobody if they fail.
         await self.database.settled()
         while self._has_unfinished():
-            self._progress = Deferred()
-            await self._progress
+            await self._progress.add()
         await self._persister.drain()
 
     def _has_unfinished(self) -> bool:
         with self._positions as positions:
             return positions.has_unfinished
-
-    def _notify_progress(self) -> None:
-        waiting, self._progress = self._progress, None
-        if waiting is not None:
-            waiting.callback(None)
 
 
 @attrs.define(eq=False, repr=False)

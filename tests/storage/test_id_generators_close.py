@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import CancelledError, Deferred
 
 from synapse_replication.errors import NameLostError, StreamClosedError
 from tests.storage.doubles import FakeCursor
@@ -26,6 +26,42 @@ class CloseTests(SteppedTestCase):
         self.database.settle()
         self.successResultOf(closed)
         self.assertEqual(self.successResultOf(done), 8)
+        self.assertEqual(self.database.persisted, [8])
+
+    def test_several_blocks(self) -> None:
+        """It waits for all blocks, not only for the one that is left first."""
+        gates: list[Deferred[None]] = [Deferred(), Deferred()]
+        for gate in gates:
+            self.start(gate)
+        self.database.settle()
+        closed = self.close()
+        for gate in gates:
+            self.assertNoResult(closed)
+            gate.callback(None)
+            self.database.settle()
+        self.successResultOf(closed)
+        self.assertEqual(self.database.persisted[-1], 9)
+
+    def test_called_twice(self) -> None:
+        """Each of several calls waits for the end."""
+        gate: Deferred[None] = Deferred()
+        self.start(gate)
+        self.database.settle()
+        closed = [self.close(), self.close()]
+        gate.callback(None)
+        self.database.settle()
+        for each in closed:
+            self.successResultOf(each)
+
+    def test_cancelled_request(self) -> None:
+        """The ids of a cancelled request are finished when they have been fetched."""
+        done, _ = self.start()
+        done.addErrback(lambda failure: failure.trap(CancelledError))
+        done.cancel()
+        closed = self.close()
+        self.assertNoResult(closed)
+        self.database.settle()
+        self.successResultOf(closed)
         self.assertEqual(self.database.persisted, [8])
 
     def test_refused(self) -> None:
