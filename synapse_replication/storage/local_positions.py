@@ -255,9 +255,7 @@ class PositionPersister:
     def _fire(self, waiting: list[Deferred[None]]) -> None:
         with self._gate.closed():
             for deferred in waiting:
-                # A cancelled Deferred has already fired.
-                if not deferred.called:
-                    deferred.callback(None)
+                deferred.callback(None)
 
 
 @attrs.define(eq=False, repr=False)
