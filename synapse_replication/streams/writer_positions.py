@@ -379,9 +379,10 @@ class WriterPositions:
                 heappush(self._others_heap, (id_, instance_name))
             self._others[instance_name] = id_
             if id_ == self.persisted_upto + 1 and not (
-                self._finished or self._in_flight_heap or self._fetches
+                self._finished or self._in_flight_heap
             ):
                 # Fast path: the next id, while no other id is finished or in flight.
+                # Ids that are being fetched are greater.
                 self.persisted_upto = id_
                 if id_ > self.max_finished:
                     self.max_finished = id_
@@ -433,8 +434,6 @@ class WriterPositions:
                 announced = own
             if slowest is None or announced < slowest:
                 slowest = announced
-        elif upto > announced:
-            announced = upto
         if slowest is not None and slowest > upto:
             upto = slowest
         end = self._finished.end_of_gapless_range(upto)
