@@ -92,8 +92,18 @@ class StreamBacklogTests(SynchronousTestCase):
         backlog.add(1, [batch(9)])
         backlog.add(9, [batch(5)])
         self.assertEqual((backlog.start, backlog.end, backlog.rows), (4, 5, 1))
+        self.assertEqual(
+            backlog.read(4, 5), StreamUpdateResult([(5, [5, 0])], 5, False)
+        )
         backlog.add(5, [batch(5)])
         self.assertEqual((backlog.start, backlog.end, backlog.rows), (4, 5, 1))
+
+    def test_bounds_after_a_hole(self) -> None:
+        """The rows before a hole are not counted or evicted a second time."""
+        backlog = self.make(max_rows=2)
+        backlog.add(1, [batch(2)])
+        backlog.add(8, [batch(9), batch(10), batch(11)])
+        self.assertEqual((backlog.start, backlog.end, backlog.rows), (9, 11, 2))
 
     def test_bounds(self) -> None:
         """

@@ -158,6 +158,13 @@ class MemoryStreamTests(SynchronousTestCase):
         self.assertEqual(pages, 3)
         self.assertEqual(fetches, [("v", 6, 9)])
         self.assertEqual(upto, stream.current_stream_token())
+        page = self.successResultOf(
+            defer.ensureDeferred(stream.get_rows_between(low, None))
+        )
+        self.assertEqual(
+            ([each.row.room_id for each in page.rows], page.limited),
+            (["!v7", "!v9", "!c", "!d", "!e"], False),
+        )
 
     def test_rows_between_without_progress(self) -> None:
         """A writer whose pages make no progress raises an error instead of a loop."""
@@ -191,6 +198,16 @@ class MemoryStreamTests(SynchronousTestCase):
         self.assertEqual(self.fetch(stream, 3, 3), StreamUpdateResult([], 3, False))
         self.assertEqual(stream.minimal_local_current_token(), 3)
         self.assertEqual(stream.current_token("w"), 3)
+
+    def test_tokens_that_do_not_exist(self) -> None:
+        """A page ends at the writer's last token, which it states, after a restart."""
+        stream = self.make()
+        stream.write([typing("!a")])
+        self.assertEqual(
+            self.fetch(stream, 0, 9),
+            StreamUpdateResult([(1, ["!a", []])], 1, False, 1),
+        )
+        self.assertEqual(self.fetch(stream, 5, 9), StreamUpdateResult([], 1, False, 1))
 
     def test_has_local_updates(self) -> None:
         """A range has local updates if it contains an own token."""

@@ -111,6 +111,21 @@ class WriterPositionsTests(SynchronousTestCase):
         positions.finish([8])
         self.assertEqual((positions.announced, positions.persisted_upto), (10, 10))
 
+    def test_older_fetch(self) -> None:
+        """
+        A fetch that began first may return a lower id than one that has ended, so that
+        no id between them is announced.
+        """
+        positions = WriterPositions("a", ["a", "b"], {"a": 7, "b": 7})
+        older = positions.begin_fetch()
+        allocate(positions, 12)
+        positions.advance("b", 11)
+        self.assertEqual((positions.announced, positions.persisted_upto), (7, 7))
+        positions.end_fetch(older, [9])
+        self.assertEqual((positions.announced, positions.persisted_upto), (7, 7))
+        positions.finish([9])
+        self.assertEqual((positions.announced, positions.persisted_upto), (11, 11))
+
     def test_finished_row_below_the_announced_position(self) -> None:
         """
         If an id finishes while another is being fetched and a remote position arrives,
@@ -243,6 +258,23 @@ class WriterPositionsTests(SynchronousTestCase):
         positions.end_fetch(fetch, [])
         self.assertEqual(positions.announced, 42)
 
+    def test_sequence_returns_ids_in_use(self) -> None:
+        """
+        An id that is in flight, that every writer has passed, or that is not greater
+        than a finished id is not used.
+        """
+        positions = WriterPositions("a", ["a", "b", "c"], complete_upto=5)
+        allocate(positions, 7)
+        fetch = positions.begin_fetch()
+        self.assertFalse(positions.is_usable(fetch, 7))
+        self.assertRaises(ValueError, positions.end_fetch, fetch, [7])
+        positions.advance("b", 6)
+        self.assertEqual(positions.persisted_upto, 6)
+        self.assertFalse(positions.is_usable(fetch, 6))
+        positions.advance("b", 9)
+        # This id may be one of the third writer.
+        self.assertFalse(positions.is_usable(positions.begin_fetch(), 8))
+
     def test_first_id(self) -> None:
         """Before any write, all positions are 1, and id 1 is never used."""
         positions = WriterPositions("a", ["a", "b"])
@@ -276,6 +308,25 @@ class WriterPositionsTests(SynchronousTestCase):
         self.assertTrue(positions.is_beyond_sequence)
         positions.set_allocated(9)
         self.assertFalse(positions.is_beyond_sequence)
+
+    def test_announceable_beyond_the_sequence(self) -> None:
+        """
+        Instead of an id beyond the sequence, the greatest id below that is known to be
+        finished is announced. The position never falls.
+        """
+        positions = WriterPositions("a", ["a", "b", "c"], complete_upto=5, allocated=10)
+        for writer, id_ in (("c", 8), ("b", 12)):
+            positions.advance(writer, id_)
+        # 9 and 10 may be unfinished ids of the third writer.
+        self.assertEqual((positions.announced, positions.announceable), (12, 8))
+        positions = WriterPositions("a", ["a", "b", "c"], complete_upto=5, allocated=10)
+        for id_ in (9, 12):
+            positions.advance("b", id_)
+        self.assertEqual((positions.announced, positions.announceable), (12, 9))
+        positions.advance("c", 12)
+        self.assertEqual((positions.persisted_upto, positions.announceable), (12, 9))
+        positions.set_allocated(12)
+        self.assertEqual(positions.announceable, 12)
 
     def test_without_a_sequence(self) -> None:
         """Without a sequence, no id is beyond it."""
