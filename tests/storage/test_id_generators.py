@@ -201,6 +201,18 @@ class SteppedTests(SteppedTestCase):
         self.database.failing = False
         self.assert_position_advances()
 
+    def test_repeated_fetch(self) -> None:
+        """If a fetch returns an id in use, its repetition serves all callers."""
+        self.ids = self.make(["master", "other"], {"master": 7, "other": 7})
+        self.start(Deferred())
+        others = [self.start()[0] for _ in range(2)]
+        self.database.run()
+        self.database.answer()
+        self.database.run()
+        self.ids.advance("other", 9)
+        self.database.settle()
+        self.assertEqual([self.successResultOf(each) for each in others], [11, 12])
+
     def test_failed_position_is_persisted_later(self) -> None:
         """
         If its position cannot be persisted, a committed write still succeeds; the

@@ -6,6 +6,7 @@ import gc
 import threading
 from typing import Any
 
+import psycopg2
 from psycopg2.extensions import connection
 from twisted.internet import defer, task, threads
 from twisted.internet.defer import Deferred
@@ -167,6 +168,53 @@ class PostgresTests(PostgresMixin, TestCase):
         resume.set()
         await running
         await block.__aexit__(None, None, None)
+
+    async def test_failed_while_its_row_is_written(self) -> None:
+        """
+        If a block fails while a transaction that it requested runs, the position does
+        not pass the row before the commit.
+        """
+        ids = await self.load("master", "master")
+        resume = threading.Event()
+        self.addCleanup(resume.set)
+        inserting: list[Deferred[None]] = []
+
+        def insert(txn: Transaction, id_: int) -> None:
+            txn.execute("INSERT INTO foobar VALUES (%s, %s)", (id_, "master"))
+            resume.wait(30)
+
+        async def write() -> None:
+            async with ids.get_next() as id_:
+                inserting.append(
+                    self.database.transact("insert", lambda txn: insert(txn, id_))
+                )
+                raise RuntimeError("failed")
+
+        await self.assertFailure(Deferred.fromCoroutine(write()), RuntimeError)
+        async with ids.get_next():
+            pass
+        self.assertEqual(ids.get_current_token(), 1)
+        resume.set()
+        await inserting[0]
+        self.assertEqual(ids.get_current_token(), 3)
+
+    async def test_closed_while_a_transaction_fetches(self) -> None:
+        """close() does not wait for an id that a transaction could not fetch."""
+        ids = await self.load("master", "master")
+        other = connect(self.dsn)
+        self.addCleanup(other.close)
+        other.cursor().execute("DROP SEQUENCE foobar_seq")
+        inserting = self.database.transact("insert", ids.get_next_txn)
+        while not self.sql(
+            "SELECT 1 FROM pg_locks WHERE NOT granted AND database = "
+            "(SELECT oid FROM pg_database WHERE datname = current_database())"
+        ):
+            await self.run_turns()
+        closing = Deferred.fromCoroutine(ids.close())
+        self.assertNoResult(closing)
+        other.commit()
+        await self.assertFailure(inserting, psycopg2.Error)
+        await closing
 
     async def test_two_writers(self) -> None:
         """Each writer's position is stored, and a restarted writer resumes from it."""
