@@ -19,6 +19,7 @@ from typing import Any
 
 from twisted.internet.error import AlreadyCancelled
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.logger import Logger
 
 from synapse_replication.dropin.background import BackgroundProcessPool
 from synapse_replication.dropin.homeserver import Homeserver, HomeserverClock
@@ -27,6 +28,8 @@ from synapse_replication.handlers.interfaces import DelayedCall, Identity, Synci
 from synapse_replication.instrumentation.hooks import ReplicationHooks
 from synapse_replication.streams.standard.registry import MAIN_INSTANCE
 from synapse_replication.wire import commands
+
+_log = Logger()
 
 
 class HostClock:
@@ -38,6 +41,7 @@ class HostClock:
         self.seconds = reactor.seconds
         self.time_msec = clock.time_msec
         self._duration = _duration_type(clock)
+        self._has_refused = False
 
     def call_later(
         self, delay: float, func: Callable[..., object], *args: object
@@ -45,11 +49,22 @@ class HostClock:
         """Call ``func(*args)`` after ``delay`` s."""
         try:
             call = self._clock.call_later(self._duration(delay), func, *args)
-        except Exception:  # noqa: BLE001 -- the call is made nevertheless
-            # The host was shut down, and its clock refuses calls, but its reactor still
+        except Exception as error:  # noqa: BLE001 -- the call is made nevertheless
+            # If the host was shut down, its clock refuses calls, but its reactor still
             # runs. Connections are lost only now, and their hooks must be called.
+            self._report_refusal(error)
             return self._reactor.callLater(delay, func, *args)
         return _HostDelayedCall(self._clock, call)
+
+    def _report_refusal(self, error: Exception) -> None:
+        """Log the first refusal, unless the host was shut down."""
+        # Nothing but the text of the error shows that.
+        if not self._has_refused and "shut" not in str(error).lower():
+            self._has_refused = True
+            _log.failure(
+                "The homeserver's clock refuses calls; its reactor makes them instead. "
+                "Its interface may have changed: report this version of the homeserver"
+            )
 
     def sleep(self, delay: float) -> Awaitable[None]:
         """Wait ``delay`` s."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
+from twisted.logger import capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
 from synapse_replication.dropin.synapse_host import HostClock, HostCommands, SynapseHost
@@ -88,12 +89,30 @@ class HostClockTests(SynchronousTestCase):
         self.patch(host_clock, "cancel_call_later", refuse)
         clock = HostClock(host_clock, reactor)
         calls: list[int] = []
-        clock.call_later(0, calls.append, 1)
-        other = clock.call_later(1, calls.append, 2)
+        with capturedLogs() as events:
+            clock.call_later(0, calls.append, 1)
+            other = clock.call_later(1, calls.append, 2)
         other.cancel()
         self.assertFalse(other.active())
         reactor.pump([0, 1])
         self.assertEqual(calls, [1])
+        self.assertEqual(events, [])
+
+    def test_other_signature(self) -> None:
+        """If the host's clock refuses calls for another reason, that is logged once."""
+        reactor = Clock()
+        host_clock = FakeClock(reactor)
+        clock = HostClock(host_clock, reactor)
+        self.patch(host_clock, "call_later", lambda *, delay: None)
+        calls: list[int] = []
+        with capturedLogs() as events:
+            for number in (1, 2):
+                clock.call_later(0, calls.append, number)
+        reactor.advance(0)
+        self.assertEqual(calls, [1, 2])
+        (event,) = events
+        self.assertIn("homeserver's clock refuses calls", str(formatEvent(event)))
+        self.assertEqual(len(self.flushLoggedErrors(TypeError)), 1)
 
     def test_durations(self) -> None:
         """
