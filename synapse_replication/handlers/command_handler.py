@@ -287,7 +287,9 @@ class ReplicationCommandHandler(HostCalls):
     def should_announce_positions(self) -> bool:
         """Return whether all positions will be announced in a moment.
 
-        Requests that arrive shortly after one another are answered together.
+        Requests that arrive shortly after one another are answered together. This and
+        :meth:`will_announce_positions` have the names of methods of Synapse's command
+        handler, for code of a host that calls them; this package does not.
         """
         return self._answers.is_waiting()
 
