@@ -62,7 +62,7 @@ _first_seen: dict[str, float] = {}
 #: The sessions that hold the locks of this process, and the terms of their names, by
 #: database and lock.
 _held_names: dict[
-    tuple[str, tuple[int, ...]], tuple[contextlib.closing[connection], Admission | None]
+    tuple[str, tuple[int, ...]], tuple[contextlib.ExitStack, Admission | None]
 ] = {}
 
 
@@ -264,20 +264,20 @@ def _hold_name(
     held = (f"{info.host}:{info.port}/{info.dbname}", key)
     if held in _held_names:
         return _held_names[held][1]
-    session = _connect(db_conn)
-    session.autocommit = True
-    deadline = time.monotonic() + name_lock.WAIT
-    with closing(session.cursor()) as cursor:
+    with contextlib.ExitStack() as closed_on_error:
+        session = closed_on_error.enter_context(closing(_connect(db_conn)))
+        session.autocommit = True
+        deadline = time.monotonic() + name_lock.WAIT
+        cursor = session.cursor()
         is_pooled = name_lock.is_pooled(cursor)
         lock = name_lock.hold_lock if is_pooled else name_lock.try_lock
         while True:
             own, holder = lock(cursor, key)
             if holder.pid == own:
                 admission = _acquire_term(db_conn, instance_name)
-                _held_names[held] = closing(session), admission
+                _held_names[held] = closed_on_error.pop_all(), admission
                 return admission
             if time.monotonic() > deadline:
-                session.close()
                 raise name_lock.taken(
                     instance_name,
                     holder,

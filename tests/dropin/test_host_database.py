@@ -364,3 +364,34 @@ class PredecessorTests(_HostCase):
         self.successResultOf(self.write())
         end_predecessors(self.own, "w2")
         self.successResultOf(self.write())
+
+
+class NameTests(_HostCase):
+    """A process of the host acquires its name when it starts."""
+
+    def acquire(self) -> Admission | None:
+        host = _HostConnection(self.dsn)
+        self.addCleanup(host.conn.close)
+        return id_generators._hold_name(host, "test", "w1")
+
+    def locks(self) -> list[Any]:
+        return self.sql(
+            "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND database = "
+            "(SELECT oid FROM pg_database WHERE datname = current_database())"
+        )
+
+    def test_failure(self) -> None:
+        """If the term cannot be acquired, the lock is released, for the next try."""
+        error = psycopg2.OperationalError("failing")
+        failing = mock.patch.object(name_lock, "prepare_terms", side_effect=error)
+        with failing, self.assertRaises(psycopg2.OperationalError):
+            self.acquire()
+        # Its traceback refers to the session.
+        self.assertIsNotNone(error.__traceback__)
+        self.until(lambda: not self.locks())
+        self.assertIsNotNone(self.acquire())
+        self.assertEqual(len(self.locks()), 1)
+        ((session, _),) = id_generators._held_names.values()
+        with session:
+            pass
+        self.until(lambda: not self.locks())
