@@ -35,7 +35,7 @@ from collections.abc import Iterable, Sequence
 import attrs
 from msgspec.structs import replace
 
-from synapse_replication.errors import LocalProtocolError
+from synapse_replication.errors import LocalProtocolError, ReplicationError
 from synapse_replication.handlers.events import (
     BackgroundTask,
     Discarded,
@@ -100,6 +100,8 @@ class ReplicationStreamer:
         self._running = False
         # The streams that had more than a slice to send in the last round.
         self._unfinished: list[Stream] = []
+        # The streams that could not be sent since the last round of all streams.
+        self._failed: list[Stream] = []
         # By stream name: the token up to which rows were sent, and the rows that were
         # fetched beyond the slice.
         self._partial_pages: dict[str, tuple[int, Page]] = {}
@@ -119,11 +121,26 @@ class ReplicationStreamer:
         self._poll()
 
     async def stop(self) -> None:
-        """Send the rows written so far, and stop the checks of idle streams."""
+        """Send the rows written so far, and stop the checks of idle streams.
+
+        :raises ReplicationError: if the rows of a stream could not be sent; the
+            observer has received the reason.
+        """
         self._tick.stop()
         self.on_notifier_poke()
         if not self._has_finished():
             await self._waiters.add()
+        unsent = [
+            stream.description.name
+            for stream in self._failed
+            if self._sender.has_consumers(stream.description.name)
+            and self._must_send(stream)
+        ]
+        if unsent:
+            names = ", ".join(unsent)
+            raise ReplicationError(
+                f"rows of {names} were not sent, see the errors reported before"
+            )
 
     def _poll(self) -> None:
         # Reschedule first, so that an exception cannot stop the timer.
@@ -195,7 +212,10 @@ class ReplicationStreamer:
         try:
             with self._observer.span(_TASK):
                 while self._poked or self._can_continue():
-                    streams = list(self._streams) if self._poked else self._unfinished
+                    streams = self._unfinished
+                    if self._poked:
+                        streams = list(self._streams)
+                        self._failed.clear()
                     self._poked = False
                     paused = self._unfinished if self._sender.is_behind() else []
                     self._unfinished = paused + await self._send_round(
@@ -223,6 +243,7 @@ class ReplicationStreamer:
                 if self._has_work(stream) and await self._send_slice(stream):
                     unfinished.append(stream)
             except Exception as error:  # noqa: BLE001 -- reported to the observer
+                self._failed.append(stream)
                 self._observer.observe(SendingFailed(stream.description.name, error))
                 self.retry_soon()
         return unfinished

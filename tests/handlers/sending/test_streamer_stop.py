@@ -7,6 +7,7 @@ from typing import Any
 
 from twisted.internet.defer import Deferred, TimeoutError
 
+from synapse_replication.errors import CatchUpError, ReplicationError
 from tests.handlers.sending.streamer_case import StreamerTestCase
 
 
@@ -28,6 +29,59 @@ class StopTests(StreamerTestCase):
         self.assertEqual(self.connection.take(), ['RDATA events w 1 ["a"]'])
         self.assertEqual(self.host.reactor.getDelayedCalls(), [])
         self.successResultOf(Deferred.fromCoroutine(self.streamer.stop()))
+
+    def stop_with_a_failing_source(self) -> Deferred[None]:
+        self.events.is_held = True
+        self.write(1, "a")
+        stopped = Deferred.fromCoroutine(self.streamer.stop())
+        # The notification before causes two attempts.
+        for _ in range(2):
+            self.events.fail(CatchUpError("failing"))
+        self.host.reactor.advance(0)
+        return stopped
+
+    def test_rows_that_cannot_be_fetched(self) -> None:
+        """``stop`` fails, and names the streams whose rows were not sent."""
+        self.caches.local_token = 1
+        stopped = self.stop_with_a_failing_source()
+        error = self.failureResultOf(stopped, ReplicationError).value
+        self.assertEqual(
+            str(error), "rows of events were not sent, see the errors reported before"
+        )
+        self.assertEqual(self.host.reactor.getDelayedCalls(), [])
+        # The next attempt succeeds.
+        self.events.is_held = False
+        self.connection.take()
+        stopped = Deferred.fromCoroutine(self.streamer.stop())
+        self.host.reactor.advance(0)
+        self.successResultOf(stopped)
+        self.assertEqual(self.connection.take(), ['RDATA events w 1 ["a"]'])
+
+    def test_rows_that_were_sent_otherwise(self) -> None:
+        """A failed send of rows that were sent since does not fail ``stop``."""
+        self.failureResultOf(self.stop_with_a_failing_source(), ReplicationError)
+        self.handler.sender.stream_update("events", 1, ["a"])
+        self.successResultOf(Deferred.fromCoroutine(self.streamer.stop()))
+
+    def test_rows_without_consumers(self) -> None:
+        """Rows that could not be sent do not fail ``stop`` if nobody needs them."""
+        self.events.is_held = True
+        self.write(1, "a")
+        stopped = Deferred.fromCoroutine(self.streamer.stop())
+        self.handler.lost_connection(self.connection)
+        self.events.fail(CatchUpError("failing"))
+        self.host.reactor.advance(0)
+        self.successResultOf(stopped)
+
+    def test_token_that_advances_at_the_end(self) -> None:
+        """A token that other writers advance after the last send is no failure."""
+        self.events.is_held = True
+        self.write(1, "a")
+        stopped = Deferred.fromCoroutine(self.streamer.stop())
+        self.events.answer()
+        self.events.local_token = 7
+        self.host.reactor.advance(0)
+        self.successResultOf(stopped)
 
     def test_stop_after_waiting_rows_were_sent(self) -> None:
         """Waiting rows that are sent without the streamer do not block ``stop``."""
