@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from twisted.internet.defer import Deferred, DeferredList
+from twisted.internet.defer import Deferred
 from txredisapi import RedisFactory
 
 from synapse_replication.app.stop_steps import StopSteps
@@ -25,6 +25,7 @@ from synapse_replication.dropin.synapse_host import SynapseHost
 from synapse_replication.handlers.command_handler import ReplicationCommandHandler
 from synapse_replication.handlers.extension.extension import ReplicationExtension
 from synapse_replication.handlers.extension.watches import FEW_PEERS
+from synapse_replication.handlers.waiters import wait_for_all
 from synapse_replication.redis.subscriber import RedisSubscriber
 from synapse_replication.streams.backlog import Backlog
 from synapse_replication.streams.reader_table import State
@@ -250,13 +251,11 @@ class DropInCommandHandler(ReplicationCommandHandler):
         return super().is_stream_connected(self._foreign.get(conn, conn), stream_name)
 
 
-def _close_all(
-    factories: Sequence[RedisFactory],
-) -> Deferred[list[tuple[bool, object]]]:
+def _close_all(factories: Sequence[RedisFactory]) -> Deferred[None]:
     """Close the connections of factories; return a Deferred that waits for that."""
     closed = []
     for factory in factories:
         if factory.pool and factory.connector is not None:
             closed.append(factory.waitForEmptyPool())
         close(factory)
-    return make_yieldable(DeferredList(closed))
+    return make_yieldable(wait_for_all(closed))

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import gc
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
+from twisted.internet.defer import Deferred
+from twisted.logger import capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
-from synapse_replication.dropin.command_handler import ASK_AGAIN, DropInCommandHandler
+from synapse_replication.dropin.command_handler import (
+    _DRAIN_TIMEOUT,
+    ASK_AGAIN,
+    DropInCommandHandler,
+)
 from synapse_replication.redis.subscriber import RedisSubscriber
 from synapse_replication.streams.writer_positions import WriterPositions
 from synapse_replication.wire.commands import (
@@ -230,6 +237,25 @@ class StartAndStopTests(SynchronousTestCase):
         self.assertEqual((stop["phase"], stop["eventType"]), ("during", "shutdown"))
         stop["shutdown_func"]()
         self.assertEqual(self.ended, ["no more", "closed"] * 2)
+
+    def test_connections_that_stay_open(self) -> None:
+        """A connection to Redis that does not close in time is logged."""
+        hs = self._start()
+        ((_, _, factory, _),) = self.connected
+        factory.pool = [Mock()]
+        factory.waitForEmptyPool = Deferred
+        with capturedLogs() as logged:
+            stopped = self.triggers["before shutdown"]()
+            hs.reactor.pump([0, _DRAIN_TIMEOUT])
+            self.successResultOf(stopped)
+            gc.collect()
+        self.assertEqual(
+            [formatEvent(event) for event in logged],
+            [
+                "A step of the stop failed (closing the Redis connections): it did not "
+                f"finish within {_DRAIN_TIMEOUT:g} s"
+            ],
+        )
 
     def test_host_shuts_down(self) -> None:
         """
