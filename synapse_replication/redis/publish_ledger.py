@@ -55,7 +55,7 @@ class PublishLedger:
     def __init__(self) -> None:
         self.lost = 0
         self._retained: deque[Publish] = deque()
-        # The number of lines written on the current connection.
+        # The number of lines written on all connections.
         self._written = 0
         # The written publishes that would be published again if the connection were
         # lost, each with the value of _written after its last line.
@@ -120,8 +120,8 @@ class PublishLedger:
             that should be retained were evicted.
         """
         self.lost += unacknowledged
-        done, self._written = self._written - unacknowledged + is_refused, 0
-        has_evicted, self._evicted_upto = self._evicted_upto > done, 0
+        done = self._written - unacknowledged + is_refused
+        has_evicted = self._evicted_upto > done
         unanswered, self._unanswered = self._unanswered, deque()
         again = [
             attrs.evolve(publish, lines=publish.lines[-(end - done) :])
