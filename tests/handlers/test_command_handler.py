@@ -12,6 +12,7 @@ from synapse_replication.handlers.command_handler import (
 )
 from synapse_replication.handlers.events import Discarded, DiscardReason, Event
 from synapse_replication.handlers.interfaces import SyncingUser
+from synapse_replication.handlers.sending.answers import POSITIONS_INTERVAL
 from synapse_replication.streams.memory import MemoryStream
 from synapse_replication.streams.standard.registry import STANDARD_STREAMS
 from synapse_replication.testing.doubles import MemoryConnection, SourceStream
@@ -102,6 +103,19 @@ class ConnectionTests(SynchronousTestCase):
         fixture = Receiving(self.host, self.handler, connection, self.stream)
         fixture.receive("REPLICATE", "REMOTE_SERVER_UP hs2.example", "REPLICATE")
         self.assertEqual(connection.take(), ["POSITION events writer 7 7"])
+
+    def test_requests_over_redis(self) -> None:
+        """A request shortly after an answer is answered in a moment, each time."""
+        connection = MemoryConnection()
+        self.handler.new_connection(connection)
+        fixture = Receiving(self.host, self.handler, connection, self.stream)
+        fixture.receive("REPLICATE")
+        connection.take()
+        for _ in range(3):
+            fixture.receive("REPLICATE")
+            self.assertEqual(connection.take(), [])
+            self.host.reactor.advance(POSITIONS_INTERVAL)
+            self.assertEqual(connection.take(), ["POSITION events writer 7 7"])
 
     def test_connected(self) -> None:
         """The handler is connected while it has at least one connection."""

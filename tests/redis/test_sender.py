@@ -136,6 +136,21 @@ class RedisSenderTests(RedisSenderTestCase):
         self.successResultOf(drained)
         self.successResultOf(self.sender.drained())
 
+    def test_drained_while_paused(self) -> None:
+        """``drained`` does not fire while publishes wait to be written."""
+        self.memory.establish()
+        producer = self.memory.transports[0].producer
+        assert producer is not None
+        producer.pauseProducing()
+        self.publish_rows(1)
+        drained = self.sender.drained()
+        self.end_turn()
+        self.assertNoResult(drained)
+        producer.resumeProducing()
+        self.assertNoResult(drained)
+        self.memory.deliver_data(0, b":1\r\n")
+        self.successResultOf(drained)
+
     def test_other_commands_between(self) -> None:
         """Replies to other commands are matched among the acknowledgements."""
         self.memory.establish()

@@ -156,6 +156,40 @@ class ReconnectTests(RedisSenderTestCase):
         self.memory.acknowledge()
         self.assertEqual(self.lose_and_connect(), b"")
 
+    def test_order_of_commands(self) -> None:
+        """
+        Commands that Redis has not acknowledged are published again before those that
+        were not written.
+        """
+        self.memory.establish()
+        producer = self.memory.transports[0].producer
+        assert producer is not None
+        self.sender.publish("USER_SYNC", "hs", [b"USER_SYNC 1"])
+        self.end_turn()
+        producer.pauseProducing()
+        self.sender.publish("USER_SYNC", "hs", [b"USER_SYNC 2"])
+        self.end_turn()
+        again = [_POSITION, b"USER_SYNC 1", b"USER_SYNC 2"]
+        self.assertEqual(
+            self.lose_and_connect(), b"".join(encode_publishes(b"hs", again))
+        )
+
+    def test_paused_by_a_lost_connection(self) -> None:
+        """A transport that pauses the sender after its end pauses no later one."""
+        self.memory.establish()
+        producer = self.memory.transports[0].producer
+        assert producer is not None
+        self.memory.lose(0)
+        producer.pauseProducing()
+        transport = self.memory.connect(0)
+        self.memory.greet()
+        transport.take()
+        self.publish_rows(1)
+        self.end_turn()
+        self.assertEqual(
+            published(transport.take()), b"".join(encode_publishes(b"hs", [rdata(1)]))
+        )
+
     def test_not_published_again(self) -> None:
         """REPLICATE and rows are not published again."""
         self.memory.establish()
@@ -178,7 +212,11 @@ class ReconnectTests(RedisSenderTestCase):
         self.assertEqual(
             self.lose_and_connect(), b"".join(encode_publishes(b"hs", again))
         )
-        self.assertIn("retaining commands until Redis answers", self.failures)
+        self.assertEqual(
+            self.lose_and_connect(), b"".join(encode_publishes(b"hs", again))
+        )
+        # Nothing was evicted on the second connection.
+        self.assertEqual(self.failures, ["retaining commands until Redis answers"])
 
     def test_evicted_and_acknowledged(self) -> None:
         """An evicted command is not reported if it was acknowledged later."""

@@ -338,6 +338,31 @@ class DatabaseTests(PostgresMixin, TestCase):
             )
             await self.break_all()
 
+    async def test_nothing_after_a_rollback(self) -> None:
+        """A transaction without statements succeeds on a connection that failed."""
+
+        def fail(txn: Transaction) -> None:
+            txn.execute("SELECT 1")
+            raise RuntimeError("rolled back")
+
+        await self.assertFailure(self.database.transact("fail", fail), RuntimeError)
+        self.assertEqual(await self.database.transact("nothing", lambda txn: 1), 1)
+
+    async def test_broken_repeatedly(self) -> None:
+        """A transaction that loses its connection twice fails."""
+        attempts = []
+
+        def end(txn: Transaction) -> None:
+            attempts.append(txn)
+            if len(attempts) > 2:
+                raise RuntimeError("too many attempts")
+            txn.execute("SELECT pg_terminate_backend(pg_backend_pid())")
+
+        await self.assertFailure(
+            self.database.transact("end", end), psycopg2.OperationalError
+        )
+        self.assertEqual(len(attempts), 2)
+
     async def test_commit_is_never_repeated(self) -> None:
         """
         A connection lost at the commit is an error and not retried: the commit may have

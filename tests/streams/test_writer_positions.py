@@ -308,6 +308,9 @@ class WriterPositionsTests(SynchronousTestCase):
         self.assertTrue(positions.is_beyond_sequence)
         positions.set_allocated(9)
         self.assertFalse(positions.is_beyond_sequence)
+        allocate(positions, 10)
+        positions.finish([10])
+        self.assertFalse(positions.is_beyond_sequence)
 
     def test_announceable_beyond_the_sequence(self) -> None:
         """
