@@ -348,6 +348,18 @@ class DatabaseTests(PostgresMixin, TestCase):
         await self.assertFailure(self.database.transact("fail", fail), RuntimeError)
         self.assertEqual(await self.database.transact("nothing", lambda txn: 1), 1)
 
+    async def test_closed_cursor(self) -> None:
+        """A function that closes its cursor has its transaction committed."""
+
+        def insert(txn: Transaction) -> None:
+            txn.execute("INSERT INTO foobar VALUES (77, 'master')")
+            txn.close()
+
+        await self.database.transact("insert", insert)
+        self.assertEqual(
+            self.sql("SELECT count(*) FROM foobar WHERE stream_id = 77"), [(1,)]
+        )
+
     async def test_broken_repeatedly(self) -> None:
         """A transaction that loses its connection twice fails."""
         attempts = []
