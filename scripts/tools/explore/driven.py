@@ -257,6 +257,8 @@ class Driven:
     def decode(self, texts: Sequence[bytes]) -> Sequence[bytes] | None:
         return None if UNREADABLE in texts else texts
 
+    decode_valid = decode
+
     def decode_page(
         self, instance_name: str, page: Page, *, skips_invalid: bool
     ) -> Iterator[tuple[int, list[bytes] | None]]:
