@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import attrs
 import psycopg2
+import psycopg2.extensions
 from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
@@ -279,14 +280,19 @@ class RemovedWriterFinderTests(RemovedWritersTestCase):
         self.assertEqual(self.find(), {"old": RemovedWriter(10, is_deleted=True)})
         self.assertEqual(seen, [9])
 
-    def test_waits_for_open_transactions(self) -> None:
-        """find() waits for a commit that was under way when its writer was killed."""
+    def open_transaction(self) -> psycopg2.extensions.connection:
+        """Return the connection of a transaction that has added row 7 of 'old'."""
         self.write_rows("old", 6)
         self.set_sequence(7)
-        connection = connect(self.dsn)
-        self.addCleanup(connection.close)
-        with connection.cursor() as cursor:
+        session = connect(self.dsn)
+        self.addCleanup(session.close)
+        with session.cursor() as cursor:
             cursor.execute("INSERT INTO foobar VALUES (7, 'old', '')")
+        return session
+
+    def test_waits_for_open_transactions(self) -> None:
+        """find() waits for a commit that was under way when its writer was killed."""
+        connection = self.open_transaction()
         finding = self.begin()
         for _ in range(3):
             self.clock.advance(POLL_SECONDS)
@@ -301,12 +307,7 @@ class RemovedWriterFinderTests(RemovedWritersTestCase):
         """
         After 10 s, the search fails with the session's name; its queries back off.
         """
-        self.write_rows("old", 6)
-        self.set_sequence(7)
-        connection = connect(self.dsn)
-        self.addCleanup(connection.close)
-        with connection.cursor() as cursor:
-            cursor.execute("INSERT INTO foobar VALUES (7, 'old', '')")
+        connection = self.open_transaction()
         finding = self.begin()
         self.clock.pump([POLL_SECONDS] * round(MAX_WAIT / POLL_SECONDS))
         self.assertLess(len(self.queries), 30)
