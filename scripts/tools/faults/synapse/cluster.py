@@ -42,7 +42,7 @@ from tests.support.synapse_peer import SynapseDeployment
 from tests.support.synapse_process import MAIN, SynapseProcess, WorkerSpec, ours, stock
 
 #: The time within which a process must write, in s.
-WRITE_TIMEOUT = 15.0
+WRITE_TIMEOUT = 60.0
 
 _ROOT = Path(__file__).resolve().parents[4]
 
