@@ -14,7 +14,13 @@ from msgspec import structs
 
 from scripts.tools.faults.deployment import FaultDeployment, row_keys
 from scripts.tools.faults.scenarios import Scenario
-from scripts.tools.faults.stalls import LASTING, is_true, read_stalls, shown_stalls
+from scripts.tools.faults.stalls import (
+    LASTING,
+    LoggedStall,
+    is_true,
+    read_stalls,
+    shown_stalls,
+)
 from synapse_replication.demo.check import JournalEntry, WriterTally, compare
 from synapse_replication.demo.course import Tail
 from synapse_replication.demo.deployment import (
@@ -37,6 +43,10 @@ LOAD_AFTER = 1.0
 #: The time within which all readers must catch up, in s; a dead link is detected within
 #: 60 s.
 CATCH_UP_TIMEOUT = 75.0
+
+#: The time within which a process shows no stall any more, in s: it looks for stuck ids
+#: every 5 s.
+STATUS_TIMEOUT = 6.0
 
 #: The maximum number of writes of the script to skip.
 MOST_SKIPPED = 500
@@ -268,11 +278,8 @@ class _Course:
         self._wait(CATCH_UP_TIMEOUT, self._agree)
         catch_ups = deployment.catch_ups() - before
         refused = deployment.refused_writes()
-        shown = [
-            stall
-            for name in deployment.processes
-            for stall in shown_stalls(name, deployment.get_status(name))
-        ]
+        shown: list[LoggedStall] = []
+        self._wait(STATUS_TIMEOUT, lambda: not self._read_shown(shown))
         statuses = deployment.stop_processes()
         self.tallies = self._compare()
         result = make_result(
@@ -315,6 +322,16 @@ class _Course:
             false_stalls=tuple(false),
             error="; ".join(errors),
         )
+
+    def _read_shown(self, shown: list[LoggedStall]) -> list[LoggedStall]:
+        """Replace the stalls by those that the processes show now."""
+        deployment = self._deployment
+        shown[:] = [
+            stall
+            for name in deployment.processes
+            for stall in shown_stalls(name, deployment.get_status(name))
+        ]
+        return shown
 
     def _wait(self, seconds: float, condition: Callable[[], bool]) -> bool:
         deadline = time.monotonic() + seconds
