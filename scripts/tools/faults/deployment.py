@@ -390,13 +390,20 @@ class FaultDeployment(Deployment):
         missing = {"event_writer1", "event_writer2"}
         line = b""
         with self.journal_of(READERS[-1]).open("rb") as journal:
-            journal.seek(0, os.SEEK_END)
+            size = journal.seek(0, os.SEEK_END)
+            journal.seek(max(size - 1, 0))
+            # The last line may be incomplete while it is written.
+            is_whole = size == 0
             while missing and time.monotonic() - started < timeout:
                 line += journal.readline()
                 if not line.endswith(b"\n"):
                     time.sleep(0.02)
                     continue
-                entry, line = json.loads(line), b""
+                ended, line = line, b""
+                if not is_whole:
+                    is_whole = True
+                    continue
+                entry = json.loads(ended)
                 if entry["stream"] == "events" and entry["rows"]:
                     missing.discard(entry["writer"])
         return time.monotonic() - started
