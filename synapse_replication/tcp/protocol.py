@@ -148,7 +148,10 @@ class BaseReplicationStreamProtocol(Protocol):
         # A transport whose buffer is full pauses this object, a streaming producer.
         self.transport.registerProducer(self, True)
         # Lines are already batched here; Nagle's algorithm would only add latency.
-        if (set_no_delay := getattr(self.transport, "setTcpNoDelay", None)) is not None:
+        # Twisted 22.8 raises an exception for a Unix socket.
+        set_no_delay = getattr(self.transport, "setTcpNoDelay", None)
+        has_port = isinstance(self.transport.getHost(), (IPv4Address, IPv6Address))
+        if set_no_delay is not None and has_port:
             set_no_delay(True)
         for command in self.greeting():
             self.send_command(command)
