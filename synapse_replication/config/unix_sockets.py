@@ -75,16 +75,20 @@ class UnixSocketEndpoint:
 class _Port(unix.Port):
     """A port that removes its socket only as long as it is its own."""
 
+    def __init__(self, path: bytes, *args: Any) -> None:
+        super().__init__(path, *args)
+        self._path = path
+
     @override
     def startListening(self) -> None:
         super().startListening()  # type: ignore[no-untyped-call]
-        self._file = _file_number(self._bindPath)
+        self._file = _file_number(self._path)
 
     @override
     def connectionLost(self, reason: Failure) -> None:
-        with _locked_folder(os.path.dirname(self._bindPath) or b"."):
-            if _file_number(self._bindPath) == self._file:
-                os.unlink(self._bindPath)
+        with _locked_folder(os.path.dirname(self._path) or b"."):
+            if _file_number(self._path) == self._file:
+                os.unlink(self._path)
         # Not that of unix.Port, which removes whatever has the path.
         tcp.Port.connectionLost(self, reason)  # type: ignore[no-untyped-call]
 
