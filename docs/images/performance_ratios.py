@@ -20,7 +20,7 @@ HERE = Path(__file__).parent
 
 
 def read_ratios() -> list[tuple[str, float]]:
-    """Return each task of the table with its ratio in the first run."""
+    """Return each task of the table with its ratio."""
     page = (HERE.parent / "performance.rst").read_text()
     table = page.partition("\nFigures\n")[2].partition("list-table::")[2]
     rows = re.findall(r"\* - (.+)\n +- .+\n +- .+\n +- .+\n +- ([\d.]+)\n", table)
