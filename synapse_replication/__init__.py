@@ -5,4 +5,4 @@ Import what you need from :mod:`synapse_replication.api`. This package's own
 can be used where there is no reactor.
 """
 
-__version__ = "0.2.0"
+__version__ = "0.3.0.dev0"
