@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from twisted.internet.address import IPv4Address, IPv6Address, UNIXAddress
 from twisted.internet.error import ConnectionLost
 from twisted.internet.testing import StringTransport
 from twisted.python.failure import Failure
@@ -145,7 +146,10 @@ class GreetingTests(ProtocolTestCase):
         self.assertIn("other.test", protocol.close_text)
 
     def test_no_delay(self) -> None:
-        """``TCP_NODELAY`` is set on TCP transports."""
+        """
+        ``TCP_NODELAY`` is set on TCP transports only: Twisted 22.8 raises an exception
+        for a Unix socket.
+        """
 
         class TcpTransport(StringTransport):
             no_delay: bool | None = None
@@ -153,9 +157,14 @@ class GreetingTests(ProtocolTestCase):
             def setTcpNoDelay(self, enabled: bool) -> None:
                 self.no_delay = enabled
 
-        transport = TcpTransport()
-        self.make_server().makeConnection(transport)
-        self.assertIs(transport.no_delay, True)
+        for host, no_delay in (
+            (IPv4Address("TCP", "127.0.0.1", 1), True),
+            (IPv6Address("TCP", "::1", 1), True),
+            (UNIXAddress("/s"), None),
+        ):
+            transport = TcpTransport(hostAddress=host)
+            self.make_server().makeConnection(transport)
+            self.assertIs(transport.no_delay, no_delay)
 
 
 class ReceiveTests(ProtocolTestCase):
