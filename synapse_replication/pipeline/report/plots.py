@@ -145,7 +145,7 @@ def _stacked(
             width=0.92 * window_s / _DAY,
             bottom=[base[start] for start in starts],
             align="edge",
-            label=name,
+            label=_label(name),
             color=_colour_of(name, colours),
             linewidth=0,
         )
@@ -170,7 +170,7 @@ def _writers(counts: Rows, window_s: int, writers: Sequence[str], form: Form) ->
             axes.plot(
                 [step / _DAY for step in steps],
                 [counter[step] for step in steps],
-                label=name,
+                label=_label(name),
                 color=_colour_of(name, writers),
                 linewidth=1.4,
             )
@@ -195,7 +195,7 @@ def _shares(totals: Rows, writers: Sequence[str], form: Form) -> Figure:
             [100 * of_writer[stream] / rows[stream] for stream in streams],
             left=[100 * left[stream] / rows[stream] for stream in streams],
             height=0.7,
-            label=name,
+            label=_label(name),
             color=_colour_of(name, writers),
             edgecolor="white",
         )
@@ -293,6 +293,11 @@ def _top(counted: Counter[str]) -> list[str]:
 
 
 # -- drawing -----------------------------------------------------------------------
+
+
+def _label(name: str) -> str:
+    """Return the label of a series; Matplotlib omits those that begin with ``_``."""
+    return f"\N{ZERO WIDTH SPACE}{name}" if name.startswith("_") else name
 
 
 def _colour_of(name: str, names: Sequence[str]) -> str:

@@ -218,6 +218,15 @@ class OthersTests(SynchronousTestCase):
         self.assertEqual(legend[-1], OTHERS)
         self.assertEqual(colours(plot), [f"var(--s{n})" for n in range(8)])
 
+    def test_underscore(self) -> None:
+        """The legend has a writer whose name begins with an underscore."""
+        plots = draw_plots(report(totals=[total("events", "_w", 1)]))
+        (shares,) = (plot for plot in plots if plot.name == "shares")
+        self.assertEqual(
+            [t for t in texts(shares.svg) if t.endswith("_w")], ["\u200b_w"]
+        )
+        self.assertEqual(self.flushWarnings(), [])
+
     def test_same_colour(self) -> None:
         """
         A stream has the same colour in each plot, even if a plot lacks other streams.
