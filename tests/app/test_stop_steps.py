@@ -107,7 +107,7 @@ class StopStepsTests(SynchronousTestCase):
         later: Deferred[None] = Deferred()
         self.steps.add("last", lambda: self.calls.append("last"))
         self.steps.add("failing later", lambda: later)
-        self.steps.add("failing", lambda: 1 // 0)
+        self.steps.add("failing", lambda: int("x"))
         with capturedLogs() as logs:
             self.steps.run_without_waiting()
             self.assertEqual(self.calls, ["last"])
@@ -115,8 +115,8 @@ class StopStepsTests(SynchronousTestCase):
         self.assertEqual(
             [formatEvent(event) for event in logs],
             [
-                "A step of the stop failed (failing): integer division or modulo by "
-                "zero",
+                "A step of the stop failed (failing): "
+                "invalid literal for int() with base 10: 'x'",
                 "A step of the stop failed (failing later): closed",
             ],
         )
