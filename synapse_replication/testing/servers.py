@@ -221,10 +221,13 @@ class PrivatePostgres(private_process.PrivateServer):
     def _run(self, program: str, *arguments: str) -> None:
         """Run one of PostgreSQL's programs.
 
-        :raises ServerStartError: if it fails.
+        :raises ServerStartError: if it fails, or is not installed.
         """
+        path = self._bin / program
+        if not path.exists():
+            raise ServerStartError(f"{self._bin} has no {program}; install it there")
         done = subprocess.run(
-            [str(self._bin / program), *arguments],
+            [str(path), *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

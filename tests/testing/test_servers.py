@@ -262,6 +262,19 @@ class FindTests(SynchronousTestCase):
         redis = self.make("redis", b"\x7fELF")
         self.assertEqual(find_redis({variable: str(redis)}), redis)
 
+    def test_without_pg_basebackup(self) -> None:
+        """Where ``pg_basebackup`` is not installed, no standby starts."""
+        for name in ("postgres", "initdb"):
+            self.make(name, Path("/bin/true").read_bytes())
+        self.folder.chmod(0o755)
+        standby = PrivatePostgres(
+            primary=PrivatePostgres(),
+            environ={"SYNAPSE_REPLICATION_POSTGRES_BIN": str(self.folder)},
+        )
+        self.addCleanup(standby.stop)
+        with self.assertRaisesRegex(ServerStartError, "has no pg_basebackup"):
+            standby.start()
+
     def test_path(self) -> None:
         """A binary on ``PATH`` is used, even behind a symbolic link."""
         for name in ("postgres", "initdb", "redis-server"):
