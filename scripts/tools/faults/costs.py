@@ -38,9 +38,12 @@ BURST, LARGE = 10_000, 50
 TCP_SIZE, REDIS_SIZE = 16_000, 1_000_000
 #: The time in s within which an attack must be sent, and the first rows must arrive.
 SEND_TIMEOUT, ROWS_TIMEOUT = 30.0, 60.0
-#: The limits: the CPU time of a turn and the time until the next row, in s; the share
-#: of the memory that may be in use more than before, and after which time, in s.
-MOST_TURN, MOST_DELAY, MOST_MEMORY, MEMORY_TIMEOUT = 0.25, 5.0, 1.1, 60.0
+#: The limits: the CPU time of a turn and the time until the next row, in s.
+MOST_TURN, MOST_DELAY = 0.25, 5.0
+#: The memory that may be in use at most, as a multiple of that before: when the same
+#: attack is repeated, and after the first time, which may enlarge the heap for good;
+#: and the time in s after which it must have been freed.
+MOST_MEMORY, MOST_FIRST_MEMORY, MEMORY_TIMEOUT = 1.1, 1.25, 60.0
 _EXTENSION = "/replication_ext"
 
 #: For each command, the fields of a small line, which contain a number, and those of a
@@ -116,14 +119,25 @@ class Cost:
     memory: tuple[float, float, float]
 
     @property
+    def growth(self) -> float:
+        """The memory afterwards as a multiple of that before."""
+        before, _, after = self.memory
+        return after / before
+
+    @property
+    def is_quick(self) -> bool:
+        """Whether the limits of time are kept."""
+        return self.turn[0] <= MOST_TURN and self.next_row <= MOST_DELAY
+
+    @property
     def is_bounded(self) -> bool:
         """Whether all limits are kept."""
-        before, _, after = self.memory
-        return (
-            self.turn[0] <= MOST_TURN
-            and self.next_row <= MOST_DELAY
-            and after <= before * MOST_MEMORY
-        )
+        return self.is_quick and self.growth <= MOST_MEMORY
+
+    @property
+    def must_be_repeated(self) -> bool:
+        """Whether only a repeat shows if memory is kept each time."""
+        return self.is_quick and MOST_MEMORY < self.growth <= MOST_FIRST_MEMORY
 
 
 def command_lines(name: str, size: int | None = None) -> Iterator[bytes]:
@@ -374,6 +388,9 @@ def measure_costs(only: str, print_line: Callable[[str], object]) -> bool:
         try:
             for attack in attacks:
                 cost = measure(deployment, attack)
+                if cost.must_be_repeated:
+                    print_line(_row(attack, cost))
+                    cost = measure(deployment, attack)
                 print_line(_row(attack, cost))
                 are_bounded = are_bounded and cost.is_bounded
         finally:

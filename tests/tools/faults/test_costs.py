@@ -54,3 +54,14 @@ class CostsTests(SynchronousTestCase):
             attrs.evolve(GOOD, memory=(80.0, 90.0, 89.0)),
         ):
             self.assertFalse(other.is_bounded)
+
+    def test_first_growth(self) -> None:
+        """An attack that leaves a little more memory at first is repeated."""
+        self.assertFalse(GOOD.must_be_repeated)
+        grown = attrs.evolve(GOOD, memory=(80.0, 100.0, 99.0))
+        self.assertTrue(grown.must_be_repeated)
+        for other in (
+            attrs.evolve(grown, memory=(80.0, 102.0, 101.0)),
+            attrs.evolve(grown, next_row=6.0),
+        ):
+            self.assertFalse(other.must_be_repeated or other.is_bounded)
